@@ -1,0 +1,92 @@
+"""The all-pairs scoring kernel: against plain float64 under the interpreter, and compiled for sm_90 without a GPU.
+
+Both run in processes of their own, because TRITON_INTERPRET is read when triton is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+INTERPRET = r"""
+import json
+import numpy as np, torch
+from fsbench import metrics_kernel as mk
+
+mk.COLUMNS_A_PROGRAM = 64  # several programs a row of blocks even at interpreter sizes
+errors = {}
+for n, m, d, dtype, eps, offset in [
+    (1, 1, 1, "f8", 0.5, 0.0), (63, 101, 1, "f4", 0.1, 0.0), (65, 33, 3, "f4", 0.05, 1e4),
+    (31, 70, 5, "f8", 1e-4, 0.0), (37, 67, 64, "f4", 0.5, 0.0),
+]:
+    rng = np.random.default_rng(n)
+    x, y = (rng.normal(size=(k, d)).astype(dtype) + np.asarray(offset, dtype) for k in (n, m))
+    a, b = (rng.dirichlet(np.ones(k)) for k in (n, m))
+    cost = ((x.astype("f8")[:, None] - y.astype("f8")[None]) ** 2).sum(-1)
+    f = cost.mean(1) / 2 + 0.1 * eps * rng.normal(size=n)
+    f -= (f[:, None] - cost / 2).max() if eps < 1e-3 else 0.0  # exponents up to a few hundred, down to -inf
+    g = (cost - f[:, None]).min(0) + 0.1 * eps * rng.normal(size=m)
+    plan = np.exp((f[:, None] + g[None] - cost) / eps)
+    row, col = mk.plan_sums(*(torch.from_numpy(v) for v in (x, y, f / eps, g / eps, a, b)), 1 / eps)
+    for name, got, want in (("row", row.numpy(), plan @ b), ("col", col.numpy(), a @ plan)):
+        errors[f"{name} {n} {m} {d} {dtype}"] = float(np.abs(got - want).max() / want.max())
+print(json.dumps(errors))
+"""
+
+COMPILE = r"""
+import sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from fsbench import metrics_kernel as mk
+
+d = int(sys.argv[1])
+pointers = {"x_ptr": "*fp32", "y_ptr": "*fp32", **{p + "_ptr": "*fp64" for p in ("f", "g", "a", "b", "row", "col")}}
+signature = {**pointers, "n": "i32", "m": "i32", "cost_over_eps": "*fp64",
+             **dict.fromkeys(("D", "BM", "BN", "CHUNK"), "constexpr")}
+constants = {"D": d, "BM": mk.BLOCK_ROWS, "BN": mk.BLOCK_COLUMNS, "CHUNK": mk.COLUMNS_A_PROGRAM}
+aligned = {(k,): [["tt.divisibility", 16]] for k in range(len(pointers))}
+source = ASTSource(fn=mk.plan_sums_fwd_kernel, signature=signature, constexprs=constants, attrs=aligned)
+kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": mk.NUM_WARPS})
+sys.stdout.buffer.write(kernel.asm["cubin"])
+"""
+
+
+def _python(code: str, *args: str, interpret: bool) -> bytes:
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | ({"TRITON_INTERPRET": "1"} if interpret else {})
+    done = subprocess.run([sys.executable, "-c", code, *args], env=env, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout
+
+
+def test_kernel_agrees_with_plain_float64() -> None:
+    errors = json.loads(_python(INTERPRET, interpret=True))
+    assert len(errors) == 10
+    # Exponents reach 1e5 at eps = 1e-4, and 1e5 * 2^-52 is 2e-11 of relative error in the exponential.
+    assert {k: e for k, e in errors.items() if not e < 1e-10} == {}
+
+
+@pytest.mark.parametrize("d", [3, 64])
+def test_kernel_compiles_for_sm_90_without_spills(d: int, tmp_path: Path) -> None:
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    if not tool.exists():
+        pytest.skip("this Triton has no cuobjdump")
+    cubin = tmp_path / "kernel.cubin"
+    cubin.write_bytes(_python(COMPILE, str(d), interpret=False))
+    used = subprocess.run([tool, "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
+    usage = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", used)}
+    assert usage["STACK"] == 0 and usage["LOCAL"] == 0
+    assert usage["REG"] <= 128  # two programs of eight warps fit a multiprocessor
+    code = subprocess.run([tool, "-sass", cubin], capture_output=True, text=True, check=True).stdout
+    assert re.search(r"\b(RED|ATOMG?)\S*\.F64", code)  # one hardware atomic, no compare-and-swap loop
+    assert not re.search(r"\b(RED|ATOMG?)\S*\.CAS", code)
