@@ -1,0 +1,82 @@
+"""What reports compute from records: which cells compare, ratios over them, means, fitted exponents."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pandas as pd
+
+from fsbench.records import Status
+
+TIME = "time_to_solution_s"
+MEMORY = {  # column -> what it counts
+    "peak_alloc_bytes": "framework allocator, inputs included",
+    "peak_device_bytes": "GPU memory by NVML, above idle",
+    "peak_host_bytes": "resident set, above idle",
+}
+
+
+def newest(df: pd.DataFrame) -> pd.DataFrame:
+    """One row for each device, solver and comparison: the newest record wins, whatever code or timing made it."""
+    keys = pd.DataFrame({"device": device_names(df), "solver": df["solver"], "group": df["group_id"]})
+    order = df["started_at"].fillna("").argsort(kind="stable")
+    keep = ~keys.iloc[order].duplicated(keep="last")
+    return df[keep.reindex(df.index)]
+
+
+def device_names(df: pd.DataFrame) -> pd.Series:
+    """Name of the device each record was measured on: the GPU's, or the CPU model with its core count."""
+    cores = df["cpu_count"].map(lambda count: "" if pd.isna(count) else f" ({count:.0f} cores)")
+    cpu = df["cpu_model"].fillna("unknown CPU") + cores
+    return cpu.where(df["device"] != "cuda", df["gpu_name"].fillna("unknown GPU"))
+
+
+def by_device(df: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
+    """(device name, file suffix, its newest records), one for each device; the suffix is empty when there is one."""
+    if df.empty:
+        return [("no records", "", df)]
+    df = newest(df)
+    names = device_names(df)
+    found = list(dict.fromkeys(names))
+    suffixes = ["" if len(found) == 1 else "_" + re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_") for name in found]
+    return [(name, suffix, df[names == name]) for name, suffix in zip(found, suffixes, strict=True)]
+
+
+def finished(df: pd.DataFrame) -> pd.DataFrame:
+    """The cells that count in ratios, means and fits: status ok and a positive time."""
+    return df[(df["status"] == Status.OK) & (df[TIME] > 0)]
+
+
+def memory_columns(df: pd.DataFrame) -> list[str]:
+    """The memory columns that hold numbers here: allocator and NVML on a GPU, the resident set on a CPU."""
+    on_gpu = (df["device"] == "cuda").any()
+    wanted = ["peak_alloc_bytes", "peak_device_bytes"] if on_gpu else ["peak_host_bytes"]
+    return [name for name in wanted if df[name].notna().any()] or wanted[:1]
+
+
+def speedups(df: pd.DataFrame, ours: str) -> pd.DataFrame:
+    """Time of each other solver over that of `ours`: rows group_id, columns solvers, NaN unless both finished."""
+    times = finished(df).pivot_table(index="group_id", columns="solver", values=TIME, aggfunc="last")
+    if ours not in times:
+        return pd.DataFrame(index=times.index)
+    return times.drop(columns=ours).div(times[ours], axis=0).dropna(how="all")
+
+
+def geometric_means(ratios: pd.DataFrame) -> tuple[pd.Series, int]:
+    """Geometric mean of each column over the rows where every column has a number, and how many rows those are.
+
+    Columns without any number are left out of the comparison: their mean is NaN.
+    """
+    compared = ratios.dropna(axis=1, how="all")
+    common = compared.dropna()
+    means = np.exp(np.log(common).mean()) if len(common) else pd.Series(np.nan, index=compared.columns)
+    return means.reindex(ratios.columns), len(common)
+
+
+def power_fit(x: pd.Series, y: pd.Series) -> tuple[float, int] | None:
+    """(exponent p, points used) of y ~ x^p by least squares on logarithms; None under two distinct positive x."""
+    usable = (x > 0) & (y > 0)
+    if x[usable].nunique() < 2:
+        return None
+    return float(np.polyfit(np.log(x[usable]), np.log(y[usable]), 1)[0]), int(usable.sum())

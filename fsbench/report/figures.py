@@ -1,0 +1,270 @@
+"""Figures from records: matplotlib without a display, one style a solver, failures marked where they fell."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import matplotlib
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.text import Annotation
+from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, NullFormatter, NullLocator
+
+from fsbench.records import Status
+from fsbench.report.analysis import MEMORY, TIME, finished, power_fit
+from fsbench.report.style import MISSING, SolverStyle, count_text, status_word, styles
+
+matplotlib.rcParams.update(
+    {"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True}
+    | {"grid.color": "#E4E4E4", "grid.linewidth": 0.6, "axes.axisbelow": True, "legend.frameon": False}
+    | {"svg.hashsalt": "fsbench", "lines.linewidth": 1.5, "lines.markersize": 5}
+)
+
+_UNITS = {TIME: ("time to solution, median", "s"), "time_per_iteration_s": ("time per iteration", "s")} | {
+    name: (f"peak memory ({meaning})", "B") for name, meaning in MEMORY.items()
+}
+_SHORT = {"peak_alloc_bytes": "peak memory, allocator", "peak_device_bytes": "peak memory, NVML"} | {
+    "peak_host_bytes": "peak memory, resident set"
+}
+_LINE = 0.055  # height of one line of failures, as a share of the panel
+_X = {"n": "points a side n", "d": "dimension d"}
+
+
+def scaling(df: pd.DataFrame, *, x: str, y: str, title: str, fit: bool = False) -> Figure:
+    """`y` against `x` ("n" or "d") on log axes, one panel for each value of what else varies.
+
+    Time has quartile bars. With `fit` each legend entry carries the exponent fitted over ok cells and their count.
+    A failed cell is a cross at the top edge over its size, with its status word; inferred ones are pale.
+    """
+    other = "d" if x == "n" else "n"
+    panels = [(key, part) for key, part in df.groupby(["problem", "eps", other], sort=True) if part[x].notna().any()]
+    if not panels:
+        return _empty(title)
+    columns = 2 if fit and len(panels) > 1 else _columns(len(panels))
+    rows = math.ceil(len(panels) / columns)
+    width = 6.6 if fit else 3.9
+    height = max(3.1, 0.23 * df["solver"].nunique() + 0.9)
+    figure = _figure(columns * width + (0 if fit else 2.2), rows * height + 0.5, title)
+    look = styles(df["solver"].dropna())
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
+    several = {name: df[name].nunique() > 1 for name in ("problem", "eps", other)}
+    handles: dict[str, Line2D] = {}
+    for index, ax in enumerate(axes.flat):
+        if index >= len(panels):
+            ax.set_axis_off()
+            continue
+        (problem, eps, size), part = panels[index]
+        drawn = _lines(ax, part, x, y, look, fit)
+        handles |= drawn
+        facts = [f"{other} = {count_text(size)}", f"eps = {eps:g}"] + [problem] * several["problem"]
+        ax.set_title(", ".join(facts), loc="left")
+        ax.set_xlabel(_X[x])
+        _axes(ax, part, x, y)
+        if index % columns == 0:
+            ax.set_ylabel(_SHORT.get(y, _UNITS[y][0]))
+        if fit:
+            _legend(ax, drawn)
+    if not fit:
+        ordered = {name: handles[name] for name in look if name in handles}
+        figure.legend(handles=list(ordered.values()), loc="outside right center")
+    _failures(list(axes.flat[: len(panels)]), [part for _, part in panels], x, look)
+    return figure
+
+
+def counts(df: pd.DataFrame, *, title: str) -> Figure:
+    """How many problems each solver brought to the residual target, as bars, out of those it was given."""
+    look = styles(df["solver"].dropna())
+    if not look:
+        return _empty(title)
+    figure = _figure(6.4, 0.34 * len(look) + 1.1, title)
+    ax = figure.subplots()
+    names = list(look)
+    totals = [int((df["solver"] == name).sum()) for name in names]
+    for place, (name, total) in enumerate(zip(names, totals, strict=True)):
+        cells = df[df["solver"] == name]
+        reached = int(((cells["status"] == Status.OK) & cells["residual_reached"].fillna(False).astype(bool)).sum())
+        ax.barh(place, total, color="#F0F0F0", height=0.7)
+        ax.barh(place, reached, color=look[name].colour, height=0.7)
+        lost = cells[cells["status"] != Status.OK]
+        words = lost.apply(status_word, axis=1).value_counts() if len(lost) else {}
+        failed = ", ".join(f"{number} {word}" for word, number in words.items())
+        ax.text(total, place, f" {reached}/{total}" + (f"  ({failed})" if failed else ""), va="center")
+    ax.set_yticks(range(len(names)), [look[name].label for name in names])
+    ax.invert_yaxis()
+    ax.grid(False, axis="y")
+    ax.set_xlim(0, max(totals) * 1.45)
+    ax.set_xticks(sorted({0, max(totals)}))
+    ax.set_xlabel("problems that reached the residual target")
+    return figure
+
+
+def anytime(df: pd.DataFrame, *, title: str) -> Figure:
+    """Residual against seconds inside one solve, from each cell's own curve, a panel for each comparison."""
+    traced = df[df["curve"].map(lambda curve: len(_points(curve)) > 0)]
+    panels = sorted(
+        traced.groupby(["problem", "d", "eps", "n"]), key=lambda panel: (*panel[0][:2], -panel[0][2], panel[0][3])
+    )
+    if not panels:
+        return _empty(title)
+    sizes = traced["n"].nunique()
+    columns = sizes if 2 <= sizes <= 4 and len(panels) > sizes else _columns(len(panels))
+    rows = math.ceil(len(panels) / columns)
+    figure = _figure(columns * 3.2 + 2.2, rows * 2.6 + 0.5, title)
+    look = styles(df["solver"].dropna())
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
+    handles: dict[str, Line2D] = {}
+    for index, ax in enumerate(axes.flat):
+        if index >= len(panels):
+            ax.set_axis_off()
+            continue
+        (_, d, eps, n), part = panels[index]
+        for name in (name for name in look if name in set(part["solver"])):
+            for curve in part.loc[part["solver"] == name, "curve"]:
+                seconds, residuals = zip(*_points(curve), strict=True)
+                style = look[name]
+                ax.plot(seconds, residuals, style.line, color=style.colour)
+                ax.plot(seconds[-1], residuals[-1], style.marker, color=style.colour)
+                handles[name] = Line2D(
+                    [], [], linestyle=style.line, color=style.colour, marker=style.marker, label=style.label
+                )
+        for tol in part["tol"].dropna().unique():
+            ax.axhline(tol, color="#555555", linewidth=0.8, linestyle=(0, (4, 3)))
+            ax.text(1, tol, "target", transform=ax.get_yaxis_transform(), ha="right", va="bottom", fontsize=7)
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        ax.xaxis.set_major_formatter(EngFormatter(unit="s", sep=" "))
+        ax.xaxis.set_minor_formatter(NullFormatter())
+        ax.yaxis.set_minor_formatter(NullFormatter())
+        ax.set_title(f"n = {count_text(n)}, d = {count_text(d)}, eps = {eps:g}", loc="left")
+        if index + columns >= len(panels):
+            ax.set_xlabel("time in the solve")
+        if index % columns == 0:
+            ax.set_ylabel("residual, L1 of marginals")
+    figure.legend(handles=[handles[name] for name in look if name in handles], loc="outside right center")
+    return figure
+
+
+def save(figure: Figure, out_dir: Path, stem: str) -> list[Path]:
+    """Write stem.png and stem.svg, the same bytes for the same records; returns the paths."""
+    out_dir.mkdir(parents=True, exist_ok=True)
+    png, svg = out_dir / f"{stem}.png", out_dir / f"{stem}.svg"
+    figure.savefig(png, dpi=150, metadata={"Software": None})
+    figure.savefig(svg, metadata={"Date": None})
+    return [png, svg]
+
+
+def _columns(panels: int) -> int:
+    return {1: 1, 2: 2, 4: 2}.get(panels, 3)
+
+
+def _figure(width: float, height: float, title: str) -> Figure:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10, fontweight="bold")
+    return figure
+
+
+def _empty(title: str) -> Figure:
+    figure = _figure(5.0, 1.6, title)
+    figure.text(0.5, 0.4, "no records to draw yet", ha="center", color="#777777")
+    return figure
+
+
+def _points(curve: list[dict]) -> list[tuple[float, float]]:
+    """(seconds, residual) of the points that log axes can show."""
+    pairs = ((point.get("seconds"), point.get("residual")) for point in curve if isinstance(point, dict))
+    return [
+        (s, r) for s, r in pairs if isinstance(s, float | int) and isinstance(r, float | int) and s > 0 and r > 0
+        and math.isfinite(s) and math.isfinite(r)
+    ]  # fmt: skip
+
+
+def _lines(ax: Axes, part: pd.DataFrame, x: str, y: str, look: dict[str, SolverStyle], fit: bool) -> dict[str, Line2D]:
+    """Draw every solver's ok cells; a legend handle for each solver of the panel, with or without a point."""
+    handles = {}
+    for name in (name for name in look if name in set(part["solver"])):
+        cells = part[part["solver"] == name]
+        style = look[name]
+        drawn = finished(cells)
+        drawn = drawn[(drawn[y] > 0) & (drawn[x] > 0)].groupby(x)[[y, "time_q25_s", "time_q75_s"]].median()
+        text = style.label
+        if len(drawn):
+            ax.plot(drawn.index, drawn[y], style.line, color=style.colour, marker=style.marker)
+            if y == TIME:
+                low, high = drawn["time_q25_s"].fillna(drawn[y]), drawn["time_q75_s"].fillna(drawn[y])
+                bars = [(drawn[y] - low).clip(lower=0), (high - drawn[y]).clip(lower=0)]
+                ax.errorbar(drawn.index, drawn[y], yerr=bars, fmt="none", ecolor=style.colour, capsize=2, linewidth=1)
+            exponent = power_fit(drawn.index.to_series(), drawn[y]) if fit else None
+            if exponent:
+                text += f"  ${x}^{{{exponent[0]:.2f}}}$, {exponent[1]} points"
+        else:
+            words = sorted({word for word in cells.apply(status_word, axis=1) if word != MISSING})
+            text += f"  ({', '.join(words)})" if words else f"  ({MISSING})"
+        handles[name] = Line2D([], [], linestyle=style.line, color=style.colour, marker=style.marker, label=text)
+    return handles
+
+
+def _failures(axes: list[Axes], parts: list[pd.DataFrame], x: str, look: dict[str, SolverStyle]) -> None:
+    """Crosses at the top edge over the sizes that failed, one line of the edge for each solver."""
+    failed = [part[part["status"].notna() & (part["status"] != Status.OK) & (part[x] > 0)] for part in parts]
+    names = [_failing(part, look) for part in parts]
+    deepest = max(len(some) for some in names)
+    if not deepest:
+        return
+    low, high = (math.log10(limit) for limit in axes[0].get_ylim())  # the y axis is shared by all panels
+    axes[0].set_ylim(10**low, 10 ** (low + (high - low) / (1 - _LINE * (deepest + 0.5))))
+    for ax, cells, some in zip(axes, failed, names, strict=True):
+        top = ax.get_xaxis_transform()
+        for line, name in enumerate(some):
+            height = 1 - _LINE * (line + 0.5)
+            for _, cell in cells[cells["solver"] == name].drop_duplicates(x).iterrows():
+                inferred = isinstance(cell["inferred_from"], str)
+                colour, alpha = look[name].colour, 0.35 if inferred else 1.0
+                ax.plot(cell[x], height, "x", markeredgewidth=1.5, transform=top, color=colour, alpha=alpha)
+                if not inferred:
+                    word = Annotation(
+                        status_word(cell), (cell[x], height), xycoords=top, textcoords="offset points", xytext=(-5, 0),
+                        ha="right", va="center", fontsize=6.5, color=colour,
+                    )  # fmt: skip
+                    ax.add_artist(word)
+
+
+def _failing(part: pd.DataFrame, look: dict[str, SolverStyle]) -> list[str]:
+    """Solvers with a failed cell here; one that supports none of these cells is said in the legend instead."""
+    cells = {name: part.loc[part["solver"] == name, "status"].dropna() for name in look}
+    return [name for name, s in cells.items() if (s != Status.OK).any() and not (s == Status.UNSUPPORTED).all()]
+
+
+def _axes(ax: Axes, part: pd.DataFrame, x: str, y: str) -> None:
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    sizes = sorted(size for size in part[x].dropna().unique() if size > 0)
+    ax.xaxis.set_major_locator(FixedLocator(_spread(sizes)))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count_text(value)))
+    span = sizes[-1] / sizes[0] if sizes else 1.0
+    if sizes:
+        margin = max(span, 2.0) ** 0.12
+        ax.set_xlim(sizes[0] / margin, sizes[-1] * margin)
+    ax.yaxis.set_major_formatter(EngFormatter(unit=_UNITS[y][1], sep=" "))
+    ax.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _spread(sizes: list[float]) -> list[float]:
+    """Those sizes, from the largest down, that leave room for each other's tick label on a log axis."""
+    if not sizes:
+        return []
+    gap = max(math.log(sizes[-1] / sizes[0]), 0.7) * 0.11
+    kept = [sizes[-1]]
+    for size in reversed(sizes[:-1]):
+        if math.log(kept[-1] / size) >= gap:
+            kept.append(size)
+    return kept[::-1]
+
+
+def _legend(ax: Axes, handles: dict[str, Line2D]) -> None:
+    ax.legend(handles=list(handles.values()), loc="upper left", bbox_to_anchor=(1.0, 1.02), fontsize=8)

@@ -1,0 +1,247 @@
+"""One table model, and its Markdown, CSV, LaTeX and terminal forms."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import pandas as pd
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from fsbench.records import Status
+from fsbench.report.analysis import TIME, by_device
+from fsbench.report.style import INFERRED, MEANINGS, MISSING, WORDS, label, status_word, styles
+
+TERMINAL_WIDTH = 100
+
+Entry = float | str | None  # a number in the column's base unit, a status word or other text, or nothing known
+
+
+class Unit(Enum):
+    """What a column counts: base unit first, then the multiples its header may name."""
+
+    TEXT = ()
+    PARAMETER = ((1.0, ""), (1.0, ""))  # as it was given: 0.1, 10000
+    NUMBER = ((1.0, ""),)
+    RATIO = ((1.0, "×"),)
+    PERCENT = ((1.0, "%"),)
+    SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+    BYTES = ((1.0, "B"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+@dataclass(frozen=True)
+class Column:
+    """`scale_with`: columns that name the same scale print in one unit, so that a row can be read across."""
+
+    name: str
+    unit: Unit = Unit.TEXT
+    scale_with: str | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of numbers in base units (s, B) or words; how they print is up to the column."""
+
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Entry]]
+    notes: Sequence[str] = ()
+    key_columns: int = 1  # leading columns that say what a row is: repeated where a table is cut to fit
+
+    def _repr_markdown_(self) -> str:
+        return to_markdown(self)
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """`value` at so many significant digits: 1.23, 45.6, 789, 12345, and 1.2e-05 under a thousandth."""
+    if value == 0:
+        return "0"
+    rounded = float(f"{value:.{digits - 1}e}")
+    power = math.floor(math.log10(abs(rounded)))
+    if power < -3:
+        return f"{rounded:.{digits - 2}e}"
+    return f"{rounded:.{digits - 1 - power}f}" if power < digits - 1 else f"{value:.0f}"
+
+
+def entry(record: pd.Series | None, column: str, *, unless: Iterable[Status] = tuple(WORDS)) -> Entry:
+    """The number in `column` of a record, or its status word; statuses out of `unless` show their number too."""
+    if record is None:
+        return MISSING
+    if record["status"] in tuple(unless) or pd.isna(record["status"]) or pd.isna(record[column]):
+        return status_word(record)
+    return float(record[column])
+
+
+def legend(rows: Iterable[Sequence[Entry]]) -> list[str]:
+    """A note that explains the status words these rows use; no note if they use none."""
+    words = [entry for row in rows for entry in row if isinstance(entry, str)]
+    used = [mark for mark in MEANINGS if any(word == mark or word.removesuffix(INFERRED) == mark for word in words)]
+    if any(word.endswith(INFERRED) for word in words):
+        used.append(INFERRED)
+    return ["; ".join(f"{mark} {MEANINGS[mark]}" for mark in dict.fromkeys(used)) + "."] if used else []
+
+
+def summary(df: pd.DataFrame, *, value: str = TIME, unit: Unit = Unit.SECONDS, title: str = "") -> list[Table]:
+    """Every cell of every comparison in its place: rows problem, eps, d and n, columns solvers, failures as words."""
+    return [_summary(part, value, unit, title, device) for device, _, part in by_device(df)]
+
+
+def _summary(df: pd.DataFrame, value: str, unit: Unit, title: str, device: str) -> Table:
+    title = f"{title or 'Time to solution, median'}, on {device}"
+    solvers = list(styles(df["solver"].dropna()))
+    if not solvers:
+        return Table(title, [Column("problem"), Column("n", Unit.PARAMETER)], [], ["No records yet."])
+    facts = df.drop_duplicates("group_id").sort_values(
+        ["problem", "eps", "d", "n"], ascending=[True, False, True, True]
+    )
+    keys = ["problem", "eps", "d", "n", "seed"]
+    shown = [key for key in keys if key == "n" or facts[key].nunique(dropna=False) > 1]
+    fixed = ", ".join(_fact(key, facts[key].iloc[0]) for key in keys if key not in shown and key != "seed")
+    cells = {(record["group_id"], record["solver"]): record for _, record in df.iterrows()}
+    columns = [Column(key, Unit.TEXT if key == "problem" else Unit.PARAMETER) for key in shown]
+    columns += [Column(label(solver), unit, "value") for solver in solvers]
+    rows = [
+        [_known(fact[key]) for key in shown] + [entry(cells.get((fact["group_id"], name)), value) for name in solvers]
+        for _, fact in facts.iterrows()
+    ]
+    return Table(f"{title} ({fixed})" if fixed else title, columns, rows, legend(rows), len(shown))
+
+
+def _known(fact: object) -> Entry:
+    return MISSING if pd.isna(fact) else fact if isinstance(fact, str) else float(fact)  # type: ignore[arg-type]
+
+
+def _fact(key: str, value: object) -> str:
+    known = _known(value)
+    shown = f"{known:g}" if isinstance(known, float) else known
+    return str(shown) if key == "problem" else f"{key} = {shown}"
+
+
+def texts(table: Table) -> tuple[list[str], list[list[str]]]:
+    """Headers with units, and every entry as it prints."""
+    scales = [_scale(table, index) for index in range(len(table.columns))]
+    headers = [f"{c.name} ({name})" if name else c.name for c, (_, name) in zip(table.columns, scales, strict=True)]
+    body = [[_text(e, scales[i][0], table.columns[i].unit) for i, e in enumerate(row)] for row in table.rows]
+    return headers, body
+
+
+def _scale(table: Table, index: int) -> tuple[float, str]:
+    """The multiple of the column's unit that suits the middle of its numbers."""
+    column = table.columns[index]
+    if column.unit is Unit.TEXT:
+        return 1.0, ""
+    together = [
+        i
+        for i, other in enumerate(table.columns)
+        if i == index or (column.scale_with is not None and other.scale_with == column.scale_with)
+    ]
+    entries = [row[i] for row in table.rows for i in together]
+    numbers = sorted(e for e in entries if not isinstance(e, str | None) and math.isfinite(e) and e > 0)
+    choices = sorted(column.unit.value, reverse=True)
+    if not numbers:
+        return column.unit.value[0]
+    middle = numbers[len(numbers) // 2]
+    return next((choice for choice in choices if middle >= choice[0]), choices[-1])
+
+
+def _text(entry: Entry, scale: float, unit: Unit) -> str:
+    if isinstance(entry, str):
+        return entry
+    if entry is None or not math.isfinite(entry):
+        return MISSING
+    if unit is Unit.PARAMETER:
+        return f"{entry:.10g}"
+    return significant(entry / scale)
+
+
+def to_markdown(table: Table) -> str:
+    """GitHub Markdown: title, table, notes."""
+    headers, body = texts(table)
+    rule = [":--" if column.unit is Unit.TEXT else "--:" for column in table.columns]
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in [headers, rule, *body]]
+    return "\n".join([f"**{table.title}**", "", *lines, "", *[f"{note}  " for note in table.notes]]).rstrip() + "\n"
+
+
+def to_csv(table: Table) -> str:
+    """Ten digits in base units (s, B), status words in place, nothing for missing."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    base = [c.unit.value[0][1] if c.unit.value else "" for c in table.columns]
+    writer.writerow([f"{c.name} ({unit})" if unit else c.name for c, unit in zip(table.columns, base, strict=True)])
+    for row in table.rows:
+        exact = [_text(e, 1.0, Unit.PARAMETER) for e in row]
+        writer.writerow(["" if e == MISSING else e for e in exact])
+    return out.getvalue()
+
+
+_LATEX = str.maketrans(
+    {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}"}
+    | {"^": r"\textasciicircum{}", "\\": r"\textbackslash{}", "<": "$<$", ">": "$>$", "|": "$|$"}
+    | {"†": r"$^\dagger$", "×": r"$\times$", "µ": r"\textmu{}", "–": "--", "≈": r"$\approx$"}
+)
+
+
+def to_latex(table: Table) -> str:
+    """A booktabs tabular in a table float; needs \\usepackage{booktabs}."""
+    headers, body = texts(table)
+    layout = "".join("l" if column.unit is Unit.TEXT else "r" for column in table.columns)
+    rows = [" & ".join(cell.translate(_LATEX) for cell in row) + r" \\" for row in [headers, *body]]
+    notes = [rf"\par\smallskip\footnotesize {note.translate(_LATEX)}" for note in table.notes]
+    lines = [r"\begin{table}", r"\centering", rf"\caption{{{table.title.translate(_LATEX)}}}"]
+    lines += [rf"\begin{{tabular}}{{{layout}}}", r"\toprule", rows[0], r"\midrule", *rows[1:], r"\bottomrule"]
+    return "\n".join([*lines, r"\end{tabular}", *notes, r"\end{table}", ""])
+
+
+def to_terminal(table: Table, width: int = TERMINAL_WIDTH) -> str:
+    """Plain text of at most `width` columns; a wider table is cut into blocks that repeat the key columns."""
+    headers, body = texts(table)
+    headers = [header.replace(" (", "\n(") for header in headers]
+    out = io.StringIO()
+    console = Console(file=out, width=width, color_system=None, markup=False, emoji=False, highlight=False)
+    console.print(table.title)
+    for block in _blocks(headers, body, table.key_columns, width):
+        drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+        for i in block:
+            drawn.add_column(headers[i], justify="left" if table.columns[i].unit is Unit.TEXT else "right")
+        for row in body:
+            drawn.add_row(*[row[i] for i in block])
+        console.print(drawn)
+    for note in table.notes:
+        console.print(note)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def _blocks(headers: list[str], body: list[list[str]], key_columns: int, width: int) -> list[list[int]]:
+    """Column numbers of each block: as many as fit without breaking a word."""
+    least = [
+        3 + max(len(word) for text in [headers[i], *(row[i] for row in body)] for word in text.split() or [""])
+        for i in range(len(headers))
+    ]
+    keys = list(range(key_columns))
+    blocks = [keys.copy()]
+    for i in range(key_columns, len(headers)):
+        if len(blocks[-1]) > key_columns and sum(least[j] for j in blocks[-1]) + least[i] > width:
+            blocks.append(keys.copy())
+        blocks[-1].append(i)
+    return blocks
+
+
+_FORMS = {"md": to_markdown, "csv": to_csv, "tex": to_latex, "txt": to_terminal}
+
+
+def write(tables: Sequence[Table], out_dir: Path, stem: str = "table") -> list[Path]:
+    """Write `tables`, one after another, as stem.{md,csv,tex,txt}; returns the paths."""
+    out_dir.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for suffix, form in _FORMS.items():
+        path = out_dir / f"{stem}.{suffix}"
+        path.write_text("\n".join(form(table) for table in tables), encoding="utf-8")
+        paths.append(path)
+    return paths
