@@ -84,10 +84,10 @@ class Problem:
 
 @dataclass(frozen=True)
 class TracePoint:
-    """One point of a solver's own convergence trace; `seconds` since `solve` began."""
+    """One point of a solver's own convergence trace; `seconds` since `solve` began, None where it cannot be known."""
 
     iteration: int
-    seconds: float
+    seconds: float | None
     residual: float
 
 
@@ -180,7 +180,7 @@ class Cell:
     device: str
     budget: Budget
     timing: Timing
-    timeout_s: float
+    timeout_s: float | None  # None: no limit
     requires: tuple[str, ...] = field(default=())  # distributions the solver needs, for doctor's advice
 
     @property

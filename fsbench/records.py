@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 import math
 import os
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+
+from fsbench.api import Cell, FixedIterations, budget_to_dict
 
 SCHEMA_VERSION = 1
 
@@ -74,7 +77,7 @@ _WHAT = [
     ("mode", pa.string()),  # fixed_iterations or to_residual
     ("tol", pa.float64()),
     ("max_iterations", pa.int64()),
-    ("timeout_s", pa.float64()),
+    ("timeout_s", pa.float64()),  # null: no limit
     ("timing", pa.string()),  # JSON, keys sorted
 ]
 _OUTCOME = [
@@ -86,7 +89,10 @@ _OUTCOME = [
     ("inferred_from", pa.string()),  # record_id of the smaller cell that failed
 ]
 _TIME = [
-    ("first_call_s", pa.float64()),  # cold: import done, then prepare and the first solve, compile and autotune included
+    (
+        "first_call_s",
+        pa.float64(),
+    ),  # cold: import done, then prepare and the first solve, compile and autotune included
     ("time_to_solution_s", pa.float64()),  # median of samples_s
     ("time_q25_s", pa.float64()),
     ("time_q75_s", pa.float64()),
@@ -104,7 +110,10 @@ _QUALITY = [
     ("residual_row_l1", pa.float64()),
     ("residual_col_l1", pa.float64()),
     ("residual_bound", pa.float64()),  # what a block-sparse score may have left out; 0 for all pairs
-    ("half_step_error", pa.float64()),  # min over sides of max |log(marginal / weight)|: error / eps of the last half-step
+    (
+        "half_step_error",
+        pa.float64(),
+    ),  # min over sides of max |log(marginal / weight)|: error / eps of the last half-step
     ("residual_reached", pa.bool_()),
     ("residual_self", pa.float64()),
     ("converged_self", pa.bool_()),
@@ -162,7 +171,7 @@ ENVIRONMENTS = pa.schema(
 _ALWAYS = {
     "schema_version", "record_id", "run_id", "attempt", "cell_id", "group_id", "code_id", "env_id", "experiment",
     "started_at", "solver", "solver_params", "problem", "problem_params", "seed", "n", "m", "d", "eps", "cost_scale",
-    "dtype", "device", "mode", "timeout_s", "timing", "status",
+    "dtype", "device", "mode", "timing", "status",
 }  # fmt: skip
 _MEASURED = {"framework", "input_hash", "first_call_s", "time_to_solution_s", "samples_s", "residual_l1"}
 _REQUIRED: dict[Status, set[str]] = {
@@ -174,6 +183,21 @@ _REQUIRED: dict[Status, set[str]] = {
     Status.ERROR: {"status_detail", "phase"},
 }
 _NUMBERS_ONLY_WHEN_MEASURED = {"time_to_solution_s", "residual_l1", "residual_reached", "time_per_iteration_s"}
+
+
+def describe(cell: Cell) -> Record:
+    """The columns that say what was to be measured: all that is known of a cell before it runs."""
+    copied = ("experiment", "solver", "problem", "seed", "n", "m", "d", "eps", "cost_scale", "dtype", "device")
+    budget = cell.budget
+    return {name: getattr(cell, name) for name in (*copied, "matmul_precision", "timeout_s", "cell_id", "group_id")} | {
+        "schema_version": SCHEMA_VERSION,
+        "solver_params": json.dumps(cell.solver_params, sort_keys=True),
+        "problem_params": json.dumps(cell.problem_params, sort_keys=True),
+        "timing": json.dumps(asdict(cell.timing), sort_keys=True),
+        "mode": budget_to_dict(budget)["kind"],
+        "tol": None if isinstance(budget, FixedIterations) else budget.tol,
+        "max_iterations": budget.iterations if isinstance(budget, FixedIterations) else budget.max_iterations,
+    }
 
 
 def check_record(record: Record) -> None:

@@ -1,0 +1,232 @@
+"""From a composed configuration to ordered cells. Composed once, expanded in plain Python."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from fsbench import compose
+from fsbench.api import Budget, Cell, Timing, budget_from_dict
+from fsbench.compose import ConfigError
+from fsbench.env import has_gpu
+
+_DTYPES = ("float32", "float64")
+_DEVICES = ("auto", "cuda", "cpu")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a run needs: the cells in the order they are measured, and the run's own settings."""
+
+    experiment: str
+    question: str
+    report: str  # dotted name of report(df, out_dir), or "" for the experiment's module
+    cells: tuple[Cell, ...]
+    timeout_s: float | None
+    budget_s: float | None
+    fail_fast: bool
+    retries: int
+    out_dir: Path
+    launcher: dict[str, Any]
+    config: dict[str, Any]  # the effective configuration, kept beside the records
+    notices: tuple[str, ...]
+
+    @property
+    def folder(self) -> Path:
+        return self.out_dir / self.experiment
+
+
+def make_plan(overrides: Iterable[str], config_dirs: Iterable[Path] = (), *, gpu: bool | None = None) -> Plan:
+    """Compose conf/ with the overrides and expand the grid.
+
+    Cells come problem by problem, sizes increasing, and the solvers of one comparison next to each other.
+    `gpu` says whether this machine has one (None: ask NVML). Raises ConfigError, one line.
+    """
+    overrides, config_dirs = list(overrides), list(config_dirs)
+    config = compose.composed(overrides, config_dirs)
+    device = _one_of("device", config["device"], _DEVICES)
+    notices = []
+    if device == "auto":
+        device = "cuda" if (has_gpu() if gpu is None else gpu) else "cpu"
+        if device == "cpu":
+            notices.append("no GPU here: using the CPU profile (device=cpu)")
+    timeout_s = compose.seconds(config["timeout_s"], "timeout_s")
+    own = compose.experiment_value(config["experiment"], "timeout_s", config_dirs)
+    if own is not None and str(own) != str(config["timeout_s"]):
+        notices.append(f"timeout_s={config['timeout_s']} replaces the experiment's own {own}")
+    return Plan(
+        experiment=config["experiment"],
+        question=config["question"],
+        report=config["report"] or "",
+        cells=_expand(config, config_dirs, device, timeout_s),
+        timeout_s=timeout_s,
+        budget_s=compose.seconds(config["budget_s"], "budget_s"),
+        fail_fast=_boolean("fail_fast", config["fail_fast"]),
+        retries=_integer("retries", config["retries"], least=0),
+        out_dir=Path(config["out_dir"]),
+        launcher=config["launcher"],
+        config=config,
+        notices=tuple(notices),
+    )
+
+
+def _expand(config: dict[str, Any], config_dirs: list[Path], device: str, timeout_s: float | None) -> tuple[Cell, ...]:
+    axes = _axes(config, device)
+    solvers = [compose.load_solver(name, config_dirs) for name in axes["solver"]]
+    problems = [compose.load_problem(name, config_dirs) for name in axes["problem"]]
+    solver_params = _extra_params("solver", config["solver_params"], axes["solver"])
+    problem_params = _extra_params("problem", config["problem_params"], axes["problem"])
+    timing = _timing(config["timing"])
+    budgets = _budgets(config["budget"])
+    cost_scale = _positive("cost_scale", config["cost_scale"])
+
+    cells: dict[str, Cell] = {}
+    sizes = itertools.product(
+        problems, budgets, axes["dtype"], axes["n"], axes["m"] or [None], axes["d"], axes["eps"], axes["seed"]
+    )
+    for (problem, budget, dtype, n, m, d, eps, seed), solver in itertools.product(sizes, solvers):
+        cell = Cell(
+            experiment=config["experiment"],
+            solver=solver.name,
+            solver_target=solver.target,
+            solver_params=solver.params | solver_params.get(solver.name, {}),
+            ladder=solver.ladder,
+            matmul_precision=solver.matmul_precision,
+            problem=problem.name,
+            problem_target=problem.target,
+            problem_params=problem.params | problem_params.get(problem.name, {}),
+            seed=seed,
+            n=n,
+            m=n if m is None else m,
+            d=d,
+            eps=eps,
+            cost_scale=cost_scale,
+            dtype=dtype,
+            device=device,
+            budget=budget,
+            timing=timing,
+            timeout_s=timeout_s,
+            requires=solver.requires + problem.requires,
+        )
+        twin = cells.setdefault(cell.cell_id, cell)
+        if twin.solver != cell.solver or twin.problem != cell.problem:
+            raise ConfigError(
+                f"{twin.solver} on {twin.problem} and {cell.solver} on {cell.problem} are the same measurement: "
+                "give them different params or drop one"
+            )
+    return tuple(cells.values())
+
+
+def _axes(config: dict[str, Any], device: str) -> dict[str, list[Any]]:
+    """One list an axis: the command line's, else the experiment's for this machine. Numbers sorted, names as given."""
+    grid = config["grid"]
+    own = dict(grid.get("gpu") or {})
+    if device == "cpu":
+        own |= grid.get("cpu") or {}
+    convert: dict[str, Callable[[str, Any], Any]] = {
+        "n": _integer, "m": _integer, "d": _integer, "eps": _positive,
+        "seed": lambda name, value: _integer(name, value, least=0),
+        "dtype": lambda name, value: _one_of(name, value, _DTYPES),
+    }  # fmt: skip
+    axes = {}
+    for axis in compose.AXES:
+        value = config[axis] if config[axis] is not None else own.get(axis)
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        if not values and axis != "m":
+            raise ConfigError(f"{axis} is empty: give {axis}=[...] or list it in the experiment's grid")
+        if axis in convert:
+            values = [convert[axis](axis, item) for item in values]
+        axes[axis] = list(dict.fromkeys(values if axis in ("solver", "problem", "dtype") else sorted(values)))
+    return axes
+
+
+def _budgets(raw: Any) -> list[Budget]:
+    budgets = []
+    for entry in raw if isinstance(raw, list) else [raw]:
+        if not isinstance(entry, dict):
+            raise ConfigError(f"budget must be like {{kind: fixed_iterations, iterations: 10}}, got {entry!r}")
+        kind = _one_of("budget.kind", entry.get("kind"), tuple(compose.BUDGET_KEYS))
+        all_keys = {key for keys in compose.BUDGET_KEYS.values() for key in keys}
+        compose.check_keys(entry, {"kind", *all_keys}, "budget")
+        # A command line that changes the kind leaves the other kind's keys behind.
+        used = {key: entry[key] for key in compose.BUDGET_KEYS[kind] if key in entry}
+        try:
+            for key, value in used.items():
+                number = _integer if key in ("iterations", "max_iterations") else _positive
+                used[key] = number(f"budget.{key}", value)
+            budgets.append(budget_from_dict({"kind": kind, **used}))
+        except TypeError as error:
+            raise ConfigError(f"budget of kind {kind} needs {compose.BUDGET_KEYS[kind][0]}") from error
+    return budgets
+
+
+def _timing(raw: dict[str, Any]) -> Timing:
+    values: dict[str, Any] = {}
+    for field in fields(Timing):
+        if field.name not in raw:
+            continue
+        name, value = f"timing.{field.name}", raw[field.name]
+        if isinstance(field.default, bool):
+            values[field.name] = _boolean(name, value)
+        elif isinstance(field.default, int):
+            values[field.name] = _integer(name, value, least=0 if field.name == "warmup_calls" else 1)
+        else:
+            values[field.name] = _number(name, value)
+            if values[field.name] < 0:
+                raise ConfigError(f"{name} must not be negative, got {value}")
+    timing = Timing(**values)
+    if timing.max_samples < timing.min_samples:
+        raise ConfigError(f"timing.max_samples={timing.max_samples} is below min_samples={timing.min_samples}")
+    return timing
+
+
+def _extra_params(kind: str, raw: Any, used: list[str]) -> dict[str, dict[str, Any]]:
+    """solver_params.NAME.key=value and problem_params.NAME.key=value, by name."""
+    for name, params in (raw or {}).items():
+        if name not in used:
+            raise ConfigError(f"{kind}_params.{name}: no such {kind} in this plan{compose.nearest(name, used)}")
+        if not isinstance(params, dict):
+            raise ConfigError(f"{kind}_params.{name} must be {kind}_params.{name}.KEY=VALUE")
+    return raw or {}
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ConfigError(f"{name} must be a number, got '{value}'")
+    return number
+
+
+def _positive(name: str, value: Any) -> float:
+    number = _number(name, value)
+    if number <= 0:
+        raise ConfigError(f"{name} must be positive, got {value}")
+    return number
+
+
+def _integer(name: str, value: Any, *, least: int = 1) -> int:
+    number = _number(name, value)
+    if number != int(number) or number < least:
+        raise ConfigError(f"{name} must be a whole number of at least {least}, got {value}")
+    return int(number)
+
+
+def _boolean(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be true or false, got '{value}'")
+    return value
+
+
+def _one_of(name: str, value: Any, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise ConfigError(
+            f"{name} must be one of {', '.join(known)}, got '{value}'{compose.nearest(str(value), known)}"
+        )
+    return value

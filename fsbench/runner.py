@@ -1,0 +1,286 @@
+"""The parent: hands cells to workers, holds every deadline, and writes exactly one record a cell and attempt.
+
+The cells of one comparison run side by side: each is started in its solver's worker, then sampled in turn, round by
+round, then finished, so that a drift of the machine meets all of them alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import itertools
+import os
+import secrets
+import signal
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+
+from fsbench import records
+from fsbench.api import Cell
+from fsbench.compose import ConfigError
+from fsbench.env import code_id, environment
+from fsbench.history import History
+from fsbench.plan import Plan
+from fsbench.process import DeadlineReached, WorkerDied, WorkerProcess, close_all
+from fsbench.records import Phase, Record, Status
+
+_GOOD = (Status.OK, Status.NOT_CONVERGED)
+
+
+class Progress(Protocol):
+    """Where a run tells how it goes."""
+
+    def measuring(self, cell: Cell) -> None: ...
+    def ended(self, record: Record) -> None: ...
+
+
+class StopReason(StrEnum):
+    """Why a run ended before its last cell."""
+
+    BUDGET = "the run's budget_s is used up"
+    FAIL_FAST = "fail_fast is on and a cell ended in error"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One row a planned cell: its latest record, or None where it has not run."""
+
+    rows: tuple[tuple[Cell, Record | None], ...]
+    stopped: str | None
+    exit_code: int
+
+
+class _Stop(Exception):
+    """Ends the loop over comparisons; its text is the reason."""
+
+
+@dataclass
+class _Running:
+    """A cell in a worker's hands. Its deadline is on the sum of the time its operations took."""
+
+    cell: Cell
+    worker: WorkerProcess
+    started_at: str
+    spent_s: float = 0.0
+
+    def ask(self, op: str, **extra: Any) -> dict[str, Any] | None:
+        """Carry out one operation: None if the cell goes on, else the columns of its record."""
+        limit = self.cell.timeout_s
+        began = time.monotonic()
+        try:
+            left = None if limit is None else max(0.0, limit - self.spent_s)
+            return self.worker.request({"op": op, **extra}, left).get("record")
+        except DeadlineReached:
+            detail = f"limit of {limit:g} s reached in phase {self.worker.phase}"
+            return {"status": Status.TIMEOUT, "status_detail": detail, "phase": self.worker.phase}
+        except WorkerDied as death:
+            return _describe_death(death, self.worker.phase)
+        finally:
+            self.spent_s += time.monotonic() - began
+
+
+class Runner:
+    """Runs a plan once. Resumes from the records that are in the plan's folder."""
+
+    def __init__(self, plan: Plan, progress: Progress, *, folder: Path | None = None) -> None:
+        self.plan = plan
+        self.folder = plan.folder if folder is None else folder
+        self.path = self.folder / "measurements.jsonl"
+        self.progress = progress
+        self._run_id = f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}"
+        self._workers: dict[str, WorkerProcess] = {}
+        self._env_id = ""
+        self._history: History
+        self._errors = 0
+
+    def run(self) -> Outcome:
+        """Measure every cell that is not done. Ctrl-C and SIGTERM end it cleanly, workers killed.
+
+        Raises ConfigError if another run holds the folder.
+        """
+        stopped, exit_code = None, 0
+        with _locked(self.plan.out_dir if self.folder == self.plan.folder else self.folder), _sigterm_as_interrupt():
+            self._write_surroundings()
+            self._history = History(self.path, self.plan.cells, self._env_id)
+            try:
+                self._run_all()
+            except _Stop as stop:
+                stopped = str(stop)
+            except KeyboardInterrupt:
+                stopped, exit_code = StopReason.INTERRUPTED, 130
+                self._kill_workers()
+            finally:
+                self._close_workers()
+        rows = tuple((cell, self._history.latest(cell)) for cell in self.plan.cells)
+        failed = any(record is not None and record["status"] == Status.ERROR for _, record in rows)
+        return Outcome(rows, stopped, exit_code or int(failed))
+
+    def _run_all(self) -> None:
+        began = time.monotonic()
+        for _, group in itertools.groupby(self.plan.cells, key=lambda cell: cell.group_id):
+            todo = [cell for cell in group if not self._history.is_done(cell)]
+            if todo and self.plan.budget_s is not None and time.monotonic() - began >= self.plan.budget_s:
+                raise _Stop(StopReason.BUDGET)
+            for cell in self._measure(todo):
+                # Out of memory beside other solvers says little: ask again with the machine to itself.
+                self._close_workers()
+                self._measure([cell])
+            for _ in range(self.plan.retries):
+                for cell in todo:
+                    latest = self._history.latest(cell)
+                    if latest and latest["status"] in (Status.ERROR, Status.TIMEOUT) and not latest["inferred_from"]:
+                        self._measure([cell])
+
+    def _measure(self, cells: Sequence[Cell]) -> list[Cell]:
+        """One comparison, interleaved. Returns the cells to be measured again alone."""
+        running: list[_Running] = []
+        crowded: list[Cell] = []
+
+        def step(run: _Running, op: str, **extra: Any) -> bool:
+            """Whether the cell goes on; if not, it is recorded."""
+            self.progress.measuring(run.cell)
+            ended = run.ask(op, **extra)
+            if ended is None:
+                return True
+            if ended["status"] not in _GOOD:
+                run.worker.kill()
+                del self._workers[run.cell.solver]
+            if ended["status"] == Status.OOM and self._workers:
+                crowded.append(run.cell)
+            else:
+                self._record(run.cell, run.started_at, ended)
+            return False
+
+        for cell in cells:
+            smaller = self._history.smaller_failure(cell)
+            if smaller is not None:
+                self._record(cell, _now(), _inferred(smaller))
+                continue
+            run = _Running(cell, self._worker(cell), _now())
+            if step(run, "start", cell=cell.to_json()):
+                running.append(run)
+        for _ in range(cells[0].timing.rounds if cells else 0):
+            running = [run for run in running if step(run, "sample")]
+        for run in running:
+            step(run, "finish")
+        return crowded
+
+    def _worker(self, cell: Cell) -> WorkerProcess:
+        worker = self._workers.get(cell.solver)
+        if worker is None:
+            worker = WorkerProcess(self.folder / "logs" / f"{cell.solver}.log", cell.device)
+            self._workers[cell.solver] = worker
+        worker.mark_log()
+        return worker
+
+    def _record(self, cell: Cell, started_at: str, measured: dict[str, Any]) -> None:
+        """Write the record of a cell, durably, as soon as it is known."""
+        identity = records.describe(cell) | {
+            "record_id": uuid.uuid4().hex,
+            "run_id": self._run_id,
+            "attempt": self._history.next_attempt(cell),
+            "code_id": code_id(cell.solver_target, cell.problem_target),
+            "env_id": self._env_id,
+            "started_at": started_at,
+        }
+        record = _complete(identity | measured)
+        try:
+            records.check_record(record)
+        except (ValueError, TypeError, KeyError) as error:
+            detail = f"the measurement broke the record's rules: {error}"
+            record = _complete(identity | {"status": Status.ERROR, "status_detail": detail, "phase": Phase.SCORE})
+        records.append(self.path, record)
+        self._history.add(record)
+        self.progress.ended(record)
+        if record["status"] == Status.ERROR and self.plan.fail_fast:
+            raise _Stop(StopReason.FAIL_FAST)
+
+    def _write_surroundings(self) -> None:
+        """The environment, once, and the effective configuration of this run."""
+        row = environment()
+        self._env_id = row["env_id"]
+        path = self.folder / "environments.jsonl"
+        if all(known["env_id"] != self._env_id for known in records.read_lines(path)):
+            records.append(path, row)
+        config = self.folder / "runs" / f"{self._run_id}.yaml"
+        config.parent.mkdir(parents=True, exist_ok=True)
+        config.write_text(yaml.safe_dump(self.plan.config, sort_keys=False))
+
+    def _close_workers(self) -> None:
+        close_all(self._workers.values())
+        self._workers.clear()
+
+    def _kill_workers(self) -> None:
+        for worker in self._workers.values():
+            worker.kill()
+        self._workers.clear()
+
+
+def _complete(record: Record) -> Record:
+    return dict.fromkeys(records.MEASUREMENTS.names) | record
+
+
+def _inferred(smaller: Record) -> dict[str, Any]:
+    size = ", ".join(f"{axis}={smaller[axis]}" for axis in ("n", "m", "d"))
+    return {
+        "status": smaller["status"],
+        "status_detail": f"not run: {smaller['status']} already at {size}",
+        "inferred_from": smaller["inferred_from"] or smaller["record_id"],
+    }
+
+
+def _describe_death(death: WorkerDied, phase: Phase) -> dict[str, Any]:
+    columns: dict[str, Any] = {"phase": phase, "exit_code": death.exit_code, "traceback": death.log_tail or None}
+    if death.oom_killed:
+        return columns | {"status": Status.OOM, "status_detail": "killed by the kernel's out-of-memory killer"}
+    if death.exit_code >= 0:
+        detail = f"worker ended with exit code {death.exit_code}"
+    else:
+        number = -death.exit_code
+        name = signal.Signals(number).name if number in signal.valid_signals() else "unknown"
+        detail = f"worker killed by signal {number} ({name})"
+        if number == signal.SIGKILL:
+            detail += "; the kernel reported no out-of-memory kill"
+    return columns | {"status": Status.ERROR, "status_detail": detail}
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the folder for this process; the kernel lets go when the process ends, however it ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ".lock"
+    with path.open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            holder = lock.read().strip() or "unknown"
+            raise ConfigError(
+                f"another run (process {holder}) uses {folder}: wait for it or give out_dir=..."
+            ) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+@contextlib.contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
