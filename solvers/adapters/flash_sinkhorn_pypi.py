@@ -1,0 +1,110 @@
+"""The published flash-sinkhorn package (0.4.1): fused Triton kernels, forward, squared Euclidean cost."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from functools import lru_cache
+
+import torch
+from flash_sinkhorn import SamplesLoss
+
+from fsbench.api import Budget, FixedIterations, Framework, Problem, Solution, Spec, ToResidual, Unsupported
+from solvers.common.scheme import Scheme
+
+_EXTRA_SWEEPS = 2  # the symmetric solver adds an initial and a closing sweep to n_iters
+
+
+class FlashSinkhornPypi:
+    """Its public `SamplesLoss(potentials=True)` at fixed eps, which centres the clouds and, with TF32, rounds them.
+
+    Documented best settings: autotune on (tuned in `prepare`), exp2, its own choice of fused or separate kernels.
+    updates: "alternating" contracts faster; "symmetric" is the package's default.
+    allow_tf32: True is the package's default, products and coordinates then have 10-bit mantissas; False is FP32.
+    threshold_factor: the package stops on the largest change of a potential over `inner_iterations` iterations, not
+    on the residual. A change of eps log(1 + tol) in one iteration bounds the L1 residual by tol, so its threshold is
+    threshold_factor times that; the bound is loose, so the harness runs a ladder of factors, from large to small.
+
+    A sweep here updates both potentials. The symmetric solver adds two sweeps to n_iters; they are taken off it, so
+    that every solver does the same number. The package does not tell how many it did before it stopped.
+    """
+
+    framework = Framework.TORCH
+
+    def __init__(
+        self,
+        *,
+        allow_tf32: bool,
+        updates: str = "alternating",
+        threshold_factor: float = 1.0,
+        inner_iterations: int = 10,
+    ) -> None:
+        if updates not in ("alternating", "symmetric"):
+            raise ValueError(f"updates must be alternating or symmetric, got {updates!r}")
+        self.allow_tf32 = allow_tf32
+        self.updates = updates
+        self.threshold_factor = threshold_factor
+        self.inner_iterations = inner_iterations
+        self.scheme = Scheme.ROWS_FIRST if updates == "alternating" else Scheme.SYMMETRIC
+
+    def supports(self, spec: Spec, budget: Budget) -> None:
+        """CUDA and float32 only; symmetric updates need at least 3 sweeps."""
+        if spec.device != "cuda":
+            raise Unsupported("flash-sinkhorn 0.4.1 takes CUDA tensors only")
+        if spec.dtype != "float32":
+            raise Unsupported(f"flash-sinkhorn 0.4.1 computes in float32 whatever it is given, got {spec.dtype}")
+        if self.updates == "symmetric" and _limit(budget) <= _EXTRA_SWEEPS:
+            raise Unsupported(f"flash-sinkhorn's symmetric solver does at least 3 sweeps, got {_limit(budget)}")
+
+    def prepare(self, spec: Spec, budget: Budget) -> None:
+        """Compile and autotune at this shape, on clouds of its own."""
+        generator = torch.Generator(device=spec.device).manual_seed(0)
+        x = torch.randn(spec.n, spec.d, device=spec.device, generator=generator)
+        y = torch.randn(spec.m, spec.d, device=spec.device, generator=generator)
+        a = torch.full((spec.n,), 1 / spec.n, device=spec.device)
+        b = torch.full((spec.m,), 1 / spec.m, device=spec.device)
+        self.solve(Problem(x, y, a, b, spec), FixedIterations(_EXTRA_SWEEPS + 1))
+
+    def solve(self, problem: Problem, budget: Budget) -> Solution:
+        # A cost s |x - y|^2 at eps is the full cost at eps / s with potentials s times as large.
+        scale = problem.spec.cost_scale
+        eps = problem.spec.eps / scale
+        threshold = None
+        if isinstance(budget, ToResidual):
+            threshold = self.threshold_factor * eps * math.log1p(budget.tol)
+        sweeps = _limit(budget)
+        n_iters = sweeps if self.updates == "alternating" else sweeps - _EXTRA_SWEEPS
+        loss = _loss(self.updates, self.allow_tf32, eps, n_iters, threshold, self.inner_iterations)
+        with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            f, g = loss(problem.a, problem.x, problem.b, problem.y)
+        if scale != 1:
+            f, g = scale * f, scale * g
+        if threshold is None:
+            return Solution(f, g, sweeps, 2.0 * sweeps)
+        converged = not any("convergence to threshold" in str(warning.message) for warning in caught)
+        return Solution(f, g, n_iterations=None, n_passes=None, converged=converged)
+
+
+def _limit(budget: Budget) -> int:
+    return budget.iterations if isinstance(budget, FixedIterations) else budget.max_iterations
+
+
+@lru_cache(maxsize=8)
+def _loss(
+    backend: str, allow_tf32: bool, eps: float, n_iters: int, threshold: float | None, inner_iterations: int
+) -> SamplesLoss:
+    """A user builds the module once and calls it often, so it is kept between solves."""
+    return SamplesLoss(
+        "sinkhorn",
+        backend=backend,
+        use_epsilon_scaling=False,
+        eps=eps,
+        n_iters=n_iters,
+        threshold=threshold,
+        inner_iterations=inner_iterations,
+        allow_tf32=allow_tf32,
+        autotune=True,
+        debias=False,
+        potentials=True,
+    )
