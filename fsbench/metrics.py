@@ -45,8 +45,8 @@ def score(
     """
     x, a, f = _positive("f", clouds.x, clouds.a, f)
     y, b, g = _positive("g", clouds.y, clouds.b, g)
-    on = [torch.from_numpy(np.ascontiguousarray(v)).to(device) for v in (x, y, f / eps, g / eps, a, b)]
-    row_sums, col_sums = _plan_sums(*on, cost_scale / eps)
+    on_device = [torch.from_numpy(np.ascontiguousarray(v)).to(device) for v in (x, y, f / eps, g / eps, a, b)]
+    row_sums, col_sums = _plan_sums(on_device, cost_scale / eps)
     with np.errstate(over="ignore"):  # an overflowing plan scores inf
         row, col = a * row_sums.cpu().numpy(), b * col_sums.cpu().numpy()  # P1 [n], P^T 1 [m]
         mass = float(row.sum())
@@ -83,10 +83,9 @@ def _log_error(marginal: np.ndarray, weights: np.ndarray) -> float:
         return float(np.abs(np.log(marginal / weights)).max())
 
 
-def _plan_sums(
-    x: torch.Tensor, y: torch.Tensor, f: torch.Tensor, g: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `metrics_kernel.plan_sums`, on either device."""
+def _plan_sums(arrays: list[torch.Tensor], scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `metrics_kernel.plan_sums` on x, y, f, g, a, b, on either device."""
+    x, y, f, g, a, b = arrays
     if x.is_cuda:
         from fsbench.metrics_kernel import plan_sums  # here, so that a machine without Triton can score on its CPU
 

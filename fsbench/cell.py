@@ -1,0 +1,361 @@
+"""Measure one cell: import, prepare, warm up, sample in rounds, a memory pass of its own, then score.
+
+Runs inside a worker. `Measurement` raises whatever goes wrong; `describe_failure` turns that into record columns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import itertools
+import json
+import math
+import time
+import traceback
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fsbench.api import Budget, Cell, Clouds, FixedIterations, Problem, Solution, Solver, ToResidual, Unsupported
+from fsbench.clock import time_solve
+from fsbench.frameworks import Backend, backend
+from fsbench.memory import PeakMemory, energy_j, gpu_state
+from fsbench.metrics import Score, score
+from fsbench.records import Phase, Record, Status
+from fsbench.stats import quartiles
+
+ENERGY_WINDOW_S = 1.0  # the GPU's energy counter moves in steps of up to a tenth of a second
+
+
+class InvalidSolution(Exception):
+    """The solver returned potentials that cannot be scored."""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """The part of a `Solution` that scoring needs, in host memory."""
+
+    f: np.ndarray
+    g: np.ndarray
+    said: Solution
+
+
+@dataclass(frozen=True)
+class _Rung:
+    """One rung of a ladder, warm: what it costs and whether it converges."""
+
+    params: dict[str, Any]
+    solver: Solver
+    first_call_s: float
+    seconds: float
+    residual: float | None
+
+    def passes(self, tol: float) -> bool:
+        return self.residual is not None and self.residual <= tol
+
+
+class Measurement:
+    """One cell in three steps: `start` once, `sample` once a round, `finish` once. `phase` says where it is.
+
+    Between the steps the framework's caches are empty, so that other solvers' workers find room on the same GPU.
+    """
+
+    phase: Phase
+    _backend: Backend
+    _solver: Solver
+    _clouds: Clouds
+    _problem: Problem
+    _kept: _Kept
+
+    def __init__(self, cell: Cell) -> None:
+        self.cell = cell
+        self.phase = Phase.IMPORT
+        self._rungs: list[_Rung] = []
+        self._first_call_s = math.nan
+        self._last_s = math.inf
+        self._seconds: list[float] = []
+        self._device_seconds: list[float] = []
+        self._half_seconds: list[float] = []
+
+    @property
+    def _half(self) -> FixedIterations | None:
+        """The shorter budget of the slope, or None where per-iteration time is not asked for or has no meaning."""
+        budget = self.cell.budget
+        if not (isinstance(budget, FixedIterations) and self.cell.timing.slope and budget.iterations >= 2):
+            return None
+        return FixedIterations(budget.iterations // 2)
+
+    def start(self) -> None:
+        """Everything before the first sample: import, inputs, compilation, warm-up, choice of the ladder's rung."""
+        cell = self.cell
+        solver_class = _load(cell.solver_target)
+        is_ladder = bool(cell.ladder) and isinstance(cell.budget, ToResidual)
+        settings = [{**cell.solver_params, **rung} for rung in cell.ladder] if is_ladder else [cell.solver_params]
+        solvers = [solver_class(**params) for params in settings]
+        self._solver = solvers[0]
+        self._solver.supports(cell.spec, cell.budget)
+        self.phase = Phase.PREPARE
+        self._backend = backend(self._solver.framework, cell.device, cell.dtype)
+        self._clouds = clouds_of(cell)
+        x, y, a, b = (self._backend.array(v) for v in arrays_of(self._clouds))
+        self._problem = Problem(x, y, a, b, cell.spec)
+        if is_ladder:
+            self._climb(settings, solvers)
+        else:
+            self._warm_up()
+        if self._half:
+            self._solver.prepare(cell.spec, self._half)
+            self.solve(self._half)
+        self._backend.empty_cache()
+
+    def _climb(self, settings: list[dict[str, Any]], solvers: list[Solver]) -> None:
+        """Warm and score the rungs from cheap to dear; keep the first whose residual passes, else the best one."""
+        assert isinstance(self.cell.budget, ToResidual)
+        tol = self.cell.budget.tol
+        for params, solver in zip(settings, solvers, strict=True):
+            self._solver = solver
+            solver.supports(self.cell.spec, self.cell.budget)
+            residual = _finite(self._score(self._keep(self._warm_up())).residual_l1)
+            self._rungs.append(_Rung(params, solver, self._first_call_s, self._last_s, residual))
+            self._backend.empty_cache()
+            if self._rungs[-1].passes(tol):
+                break
+        chosen = min(self._rungs, key=lambda r: (not r.passes(tol), math.inf if r.residual is None else r.residual))
+        self._solver, self._first_call_s, self._last_s = chosen.solver, chosen.first_call_s, chosen.seconds
+
+    def _warm_up(self) -> Solution:
+        """Solve until warm; the cold first call, compilation included, is timed on its own."""
+        timing, budget = self.cell.timing, self.cell.budget
+        self.phase = Phase.PREPARE
+        begin = time.perf_counter()
+        self._solver.prepare(self.cell.spec, budget)
+        self.phase = Phase.WARMUP
+        timed = time_solve(self._solver, self._problem, budget, self._backend)
+        self._first_call_s = time.perf_counter() - begin
+        begin = time.perf_counter()
+        for calls in itertools.count(1):
+            self._last_s = timed.seconds
+            warm = calls >= timing.warmup_calls and time.perf_counter() - begin >= timing.warmup_seconds
+            if warm or timed.seconds > timing.slow_seconds:
+                return timed.solution
+            timed = time_solve(self._solver, self._problem, budget, self._backend)
+        raise AssertionError("unreachable")
+
+    def solve(self, budget: Budget | None = None) -> Solution:
+        """One solve outside every clock, finished when this returns."""
+        solution = self._solver.solve(self._problem, budget or self.cell.budget)
+        self._backend.wait((solution.f, solution.g))
+        return solution
+
+    def sample(self) -> None:
+        """One round: its share of the samples, the shorter budget of the slope in turn with the full one."""
+        self.phase = Phase.TIME
+        timing, half = self.cell.timing, self._half
+        at_least = math.ceil(timing.min_samples / timing.rounds)
+        at_most = max(at_least, timing.max_samples // timing.rounds)
+        if self._last_s <= timing.slow_seconds:
+            self.solve()  # refills the caches that were emptied after the last step
+        begin = time.perf_counter()
+        for count in itertools.count(1):
+            timed = time_solve(self._solver, self._problem, self.cell.budget, self._backend)
+            self._seconds.append(timed.seconds)
+            if timed.device_seconds is not None:
+                self._device_seconds.append(timed.device_seconds)
+            if half:
+                self._half_seconds.append(time_solve(self._solver, self._problem, half, self._backend).seconds)
+            enough = count >= at_least and time.perf_counter() - begin >= timing.sample_seconds / timing.rounds
+            if enough or count >= at_most or timed.seconds > timing.slow_seconds:
+                break
+        self._last_s = timed.seconds
+        self._kept = self._keep(timed.solution)
+        del timed
+        self._backend.empty_cache()
+
+    def finish(self) -> Record:
+        """The record's columns of this measurement, without identity. `sample` must have run at least once.
+
+        Raises InvalidSolution if the potentials are not finite where there is weight, or their plan overflows.
+        """
+        self.phase = Phase.MEMORY
+        memory = self._memory_pass() if self.cell.timing.memory else {}
+        self.phase = Phase.SCORE
+        scored = self._score(self._kept)
+        reached = None
+        if isinstance(self.cell.budget, ToResidual):
+            reached = scored.residual_l1 <= self.cell.budget.tol  # all pairs: nothing left out to add to it
+        return {
+            "framework": self._solver.framework.value,
+            "input_hash": input_hash(self._clouds),
+            "input_bytes": sum(v.nbytes for v in arrays_of(self._clouds)),
+            "status": Status.NOT_CONVERGED.value if reached is False else Status.OK.value,
+            "phase": self.phase.value,
+            "residual_reached": reached,
+            "ladder": self._ladder_column(),
+            **self._time_columns(),
+            **self._quality_columns(scored, reached=bool(reached)),
+            **memory,
+        }
+
+    def _memory_pass(self) -> Record:
+        """Peak memory and energy of solves from empty caches, with no flush buffer alive."""
+        device = self.cell.device
+        self._backend.empty_cache()
+        self._backend.reset_peak()
+        with PeakMemory(device, idle_bytes=self._backend.idle_bytes()) as peak:
+            joules, begin, calls = energy_j(device), time.perf_counter(), 0
+            while calls == 0 or (joules is not None and time.perf_counter() - begin < ENERGY_WINDOW_S):
+                self.solve()
+                calls += 1
+            after = energy_j(device)
+            state = gpu_state(device)
+        allocated = self._backend.peak_alloc_bytes()
+        # A pool that an earlier, larger cell filled hides this cell's own need: then neither number is known.
+        on_device = peak.peak_device_bytes if allocated is not None else None
+        self._backend.empty_cache()
+        return {
+            "peak_alloc_bytes": allocated,
+            "peak_device_bytes": on_device,
+            "peak_host_bytes": peak.peak_host_bytes,
+            "energy_j": None if joules is None or after is None else (after - joules) / calls,
+            **state,
+        }
+
+    def _keep(self, solution: Solution) -> _Kept:
+        f, g = self._backend.host(solution.f), self._backend.host(solution.g)
+        return _Kept(f, g, replace(solution, f=None, g=None))
+
+    def _score(self, kept: _Kept) -> Score:
+        cell = self.cell
+        try:
+            scored = score(self._clouds, kept.f, kept.g, eps=cell.eps, cost_scale=cell.cost_scale, device=cell.device)
+        except ValueError as reason:
+            raise InvalidSolution(str(reason)) from reason
+        if not math.isfinite(scored.residual_l1):
+            raise InvalidSolution("f and g are finite, but their plan overflows float64: the residual is infinite")
+        return scored
+
+    def _ladder_column(self) -> str | None:
+        if not self._rungs:
+            return None
+        return json.dumps([{"params": r.params, "seconds": r.seconds, "residual": r.residual} for r in self._rungs])
+
+    def _time_columns(self) -> Record:
+        cell, said = self.cell, self._kept.said
+        summary = quartiles(self._seconds)
+        columns: Record = {
+            "first_call_s": self._first_call_s,
+            "time_to_solution_s": summary.median,
+            "time_q25_s": summary.q25,
+            "time_q75_s": summary.q75,
+            "samples_s": self._seconds,
+            "device_time_s": quartiles(self._device_seconds).median if self._device_seconds else None,
+        }
+        if said.n_passes:
+            columns["time_per_pass_s"] = summary.median / said.n_passes
+            columns["pairs_per_s"] = cell.n * cell.m * said.n_passes / summary.median
+        if self._half and isinstance(cell.budget, FixedIterations):
+            iterations = cell.budget.iterations
+            gained = summary.median - quartiles(self._half_seconds).median
+            slope = gained / (iterations - self._half.iterations)
+            if slope > 0:  # else the solve is shorter than its own noise
+                columns |= {"time_per_iteration_s": slope, "setup_s": summary.median - iterations * slope}
+        return columns
+
+    def _quality_columns(self, scored: Score, *, reached: bool) -> Record:
+        said, optimal = self._kept.said, self._clouds.optimal_value
+        curve = [p for p in said.trace if math.isfinite(p.residual)]
+        return {
+            "n_iterations": said.n_iterations,
+            "n_passes": said.n_passes,
+            "residual_l1": scored.residual_l1,
+            "residual_row_l1": scored.residual_row_l1,
+            "residual_col_l1": scored.residual_col_l1,
+            "residual_bound": 0.0,
+            "half_step_error": _finite(scored.half_step_error),
+            "residual_self": float(curve[-1].residual) if curve else None,
+            "converged_self": None if said.converged is None else bool(said.converged),
+            "dual_value": scored.dual_value,
+            "primal_value": scored.primal_value,
+            "ref_rel_err": abs(scored.dual_value - optimal) / abs(optimal) if reached and optimal else None,
+            "curve": [
+                {
+                    "iteration": int(p.iteration),
+                    "seconds": None if p.seconds is None else float(p.seconds),
+                    "residual": float(p.residual),
+                }
+                for p in curve
+            ],
+        }
+
+
+def clouds_of(cell: Cell) -> Clouds:
+    """The cell's clouds as every solver gets them: from the seed in float64, then cast to the cell's dtype.
+
+    The closed form follows the cost: OT_eps of cost_scale * C is cost_scale * OT_(eps / cost_scale) of C.
+    """
+    family = _load(cell.problem_target)
+    exact: Clouds = family(
+        n=cell.n, m=cell.m, d=cell.d, eps=cell.eps / cell.cost_scale, seed=cell.seed, **cell.problem_params
+    )
+    x, y, a, b = (np.ascontiguousarray(v, dtype=cell.dtype) for v in arrays_of(exact))
+    return Clouds(x, y, a, b, None if exact.optimal_value is None else cell.cost_scale * exact.optimal_value)
+
+
+def arrays_of(clouds: Clouds) -> tuple[np.ndarray, ...]:
+    """x, y, a, b."""
+    return clouds.x, clouds.y, clouds.a, clouds.b
+
+
+def input_hash(clouds: Clouds) -> str:
+    """SHA-256 of shapes, dtypes and bytes: equal inputs, equal hash."""
+    digest = hashlib.sha256()
+    for values in arrays_of(clouds):
+        digest.update(f"{values.shape}{values.dtype}".encode())
+        digest.update(np.ascontiguousarray(values).data)
+    return digest.hexdigest()
+
+
+def describe_failure(exc: BaseException, phase: Phase) -> Record:
+    """Status, detail, traceback and phase of a cell that raised `exc` in `phase`."""
+    if isinstance(exc, Unsupported):
+        reason = str(exc) or "no reason given"
+        return {"status": Status.UNSUPPORTED.value, "status_detail": reason, "traceback": None, "phase": phase.value}
+    return {
+        "status": (Status.OOM if is_out_of_memory(exc) else Status.ERROR).value,
+        "status_detail": f"{type(exc).__name__}: {exc}".strip(),
+        "traceback": "".join(traceback.format_exception(exc)),
+        "phase": (Phase.IMPORT if isinstance(exc, ImportError) else phase).value,
+    }
+
+
+def is_out_of_memory(exc: BaseException) -> bool:
+    """Whether `exc`, or the exception it was raised from, is a real allocation failure of device or host.
+
+    A kernel that asks for more shared memory or registers than there are is a bug, not a lack of memory.
+    """
+    if isinstance(exc, ImportError):
+        return False
+    if isinstance(exc, MemoryError) or type(exc).__name__ == "OutOfMemoryError":
+        return True
+    text = str(exc).lower()
+    marks = (
+        "resource_exhausted", "out of memory", "out_of_memory", "cudaerrormemoryallocation", "cuda error 2:",
+        "not enough memory", "defaultcpuallocator", "std::bad_alloc",
+    )  # fmt: skip
+    if "shared memory" not in text and any(mark in text for mark in marks):
+        return True
+    return exc.__cause__ is not None and is_out_of_memory(exc.__cause__)
+
+
+def _load(target: str) -> Any:
+    """The object that a dotted path names. ImportError if the module or the name is not there."""
+    module, _, name = target.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except AttributeError as missing:
+        raise ImportError(f"{module} has no {name!r}: check _target_: {target}") from missing
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

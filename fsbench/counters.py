@@ -1,0 +1,123 @@
+"""Hardware counters of one solve through Nsight Compute, for a cell that already ended well.
+
+Parent side: starts `ncu` on `fsbench.counters_child` and reads its table. Imports no GPU framework.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from fsbench.api import Cell
+
+READ, WRITE = "dram__bytes_read.sum", "dram__bytes_write.sum"
+THROUGHPUT = "sm__throughput.avg.pct_of_peak_sustained_elapsed"
+STALL = "smsp__warp_issue_stalled_long_scoreboard_per_warp_active.pct"
+DURATION = "gpu__time_duration.sum"
+METRICS = (READ, WRITE, THROUGHPUT, STALL, DURATION)  # few: each kernel is replayed for every group of them
+
+_COLUMNS = ("hbm_read_bytes", "hbm_write_bytes", "sm_throughput_pct", "memory_stall_pct", "kernel_launches")
+
+
+def measure(cell: Cell, *, timeout_s: float) -> dict[str, Any]:
+    """The record's counter columns for one warm solve of `cell`.
+
+    Bytes are sums over its kernels, percentages are weighted by kernel duration. Where nothing can be measured every
+    column is None and counters_detail says why; this never raises for a missing tool, GPU or permission.
+    """
+    ncu = shutil.which("ncu")
+    if cell.device != "cuda":
+        return _nothing("not measured (no GPU)")
+    if ncu is None:
+        return _nothing("not measured (Nsight Compute's ncu is not on PATH)")
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "ncu.csv"
+        failure = _run(_command(ncu, log), cell, timeout_s)
+        text = log.read_text() if log.exists() else ""
+    return parse(text, failure)
+
+
+def _command(ncu: str, log: Path) -> list[str]:
+    return [
+        ncu, "--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(METRICS),
+        "--clock-control", "none",  # locking clocks needs rights that few have
+        "--cache-control", "none",  # a flush before every kernel would count traffic that a solve does not have
+        "--profile-from-start", "off", "--target-processes", "all", "--log-file", str(log),
+        sys.executable, "-m", "fsbench.counters_child",
+    ]  # fmt: skip
+
+
+def _run(command: list[str], cell: Cell, timeout_s: float) -> str | None:
+    """Run to the end or to the deadline; why it failed, or None."""
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"LC_ALL": "C"}, start_new_session=True,
+    )  # fmt: skip
+    try:
+        _, errors = process.communicate(cell.to_json(), timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        return f"stopped after {timeout_s:g} s"
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)  # ncu and the solver that it started
+            process.communicate()
+    if process.returncode == 0:
+        return None
+    last = next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "no message")
+    return f"exit code {process.returncode}: {last}"
+
+
+def parse(text: str, failure: str | None = None) -> dict[str, Any]:
+    """The counter columns from ncu's raw page as CSV: a header, a row of units, one row a kernel.
+
+    Lines of ncu's own (==PROF==, ==ERROR==) may stand anywhere. A metric that this GPU or version does not have
+    leaves its column None.
+    """
+    lines = text.splitlines()
+    errors = [line.partition("== ")[2] for line in lines if line.startswith(("==ERROR==", "==WARNING=="))]
+    rows = list(csv.DictReader(line for line in lines if line.startswith('"')))
+    kernels = [row for row in rows if (row.get("ID") or "").strip().isdigit()]  # the row of units has no ID
+    if failure or not kernels:
+        return _nothing(
+            f"not measured ({'; '.join([*errors[:1], *([failure] if failure else [])]) or 'no kernel seen'})"
+        )
+    missing = [name for name in METRICS if not any(_number(row, name) is not None for row in kernels)]
+    return {
+        "hbm_read_bytes": _total(kernels, READ),
+        "hbm_write_bytes": _total(kernels, WRITE),
+        "sm_throughput_pct": _weighted_mean(kernels, THROUGHPUT),
+        "memory_stall_pct": _weighted_mean(kernels, STALL),
+        "kernel_launches": len(kernels),
+        "counters_detail": "Nsight Compute" + (f"; not available: {', '.join(missing)}" if missing else ""),
+    }
+
+
+def _nothing(reason: str) -> dict[str, Any]:
+    return {**dict.fromkeys(_COLUMNS), "counters_detail": reason}
+
+
+def _number(row: dict[str, str], name: str) -> float | None:
+    """A cell of the table; ncu writes thousands separators, and n/a or nothing where it has no value."""
+    try:
+        return float((row.get(name) or "").replace(",", ""))
+    except ValueError:
+        return None
+
+
+def _total(kernels: list[dict[str, str]], name: str) -> float | None:
+    values = [value for row in kernels if (value := _number(row, name)) is not None]
+    return sum(values) if len(values) == len(kernels) else None  # a sum that misses kernels would mislead
+
+
+def _weighted_mean(kernels: list[dict[str, str]], name: str) -> float | None:
+    pairs = [(_number(row, name), _number(row, DURATION)) for row in kernels]
+    known = [(value, weight) for value, weight in pairs if value is not None and weight]
+    total = sum(weight for _, weight in known)
+    return sum(value * weight for value, weight in known) / total if total else None

@@ -1,0 +1,46 @@
+"""Two Gaussians on a line as weighted grids: the value is the closed form between Gaussians."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fsbench.api import Clouds
+
+_REACH = 8.0  # standard deviations a grid spans to each side: a tail of 1e-15
+
+
+def gaussian_1d(*, n: int, m: int, d: int, eps: float, seed: int, mean: float = 1.0, std: float = 2.0) -> Clouds:
+    """N(0, 1) on n nodes onto N(mean, std^2) on m nodes, each over 8 standard deviations a side.
+
+    optimal_value holds where both grids resolve the plan (spacing below half its width), else None. The seed plays
+    no part. Source: Janati et al., Entropic optimal transport between unbalanced Gaussian measures has a closed form,
+    2020. ValueError if d is not 1, a side has fewer than two nodes, or std is not positive.
+    """
+    if d != 1:
+        raise ValueError(f"d must be 1 for gaussian_1d, got {d}")
+    if n < 2 or m < 2:
+        raise ValueError(f"n and m must be at least 2 for a grid, got n={n}, m={m}")
+    if not std > 0:
+        raise ValueError(f"std must be positive, got {std}")
+    nodes_x, nodes_y = np.linspace(-_REACH, _REACH, n), np.linspace(-_REACH, _REACH, m)
+    a, b = (np.exp(-(z**2) / 2) for z in (nodes_x, nodes_y))
+    value = gaussian_value(mean=mean, std_x=1.0, std_y=std, eps=eps)
+    resolved = _conditional_std(std_x=1.0, std_y=std, eps=eps) > 2 * max(
+        2 * _REACH / (n - 1), 2 * _REACH * std / (m - 1)
+    )
+    return Clouds(
+        nodes_x[:, None], mean + std * nodes_y[:, None], a / a.sum(), b / b.sum(), value if resolved else None
+    )
+
+
+def gaussian_value(*, mean: float, std_x: float, std_y: float, eps: float) -> float:
+    """OT_eps of C = |x - y|^2 between N(0, std_x^2) and N(mean, std_y^2), KL to the product of the marginals."""
+    q = eps / 2
+    root = np.sqrt(4 * std_x**2 * std_y**2 + q**2)
+    return float(mean**2 + std_x**2 + std_y**2 - root + q * (1 - np.log(2 * q)) + q * np.log(root + q))
+
+
+def _conditional_std(*, std_x: float, std_y: float, eps: float) -> float:
+    """The smaller of the standard deviations of y given x and of x given y under the optimal plan."""
+    covariance = (np.sqrt(4 * std_x**2 * std_y**2 + (eps / 2) ** 2) - eps / 2) / 2
+    return float(np.sqrt(std_x**2 * std_y**2 - covariance**2) / max(std_x, std_y))
