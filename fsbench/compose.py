@@ -29,6 +29,7 @@ BUDGET_KEYS = {
     "fixed_iterations": [field.name for field in fields(FixedIterations)],
     "to_residual": [field.name for field in fields(ToResidual)],
 }
+BUDGET_WORDS = {"kind", *BUDGET_KEYS["fixed_iterations"], *BUDGET_KEYS["to_residual"]}
 TIMING_KEYS = [field.name for field in fields(Timing)]
 _GROUPS = ("experiment", "timing", "launcher")
 _OPEN = ("solver_params", "problem_params", "budget")  # keys under these need not be in the composed file
@@ -64,7 +65,7 @@ class ProblemConf:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """The end of an error line: the closest known word, or all of them if none is close."""
-    known = sorted(known)
+    known = sorted(set(known))
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(known) or 'none'}"
 
@@ -78,7 +79,7 @@ def check_keys(found: Iterable[str], known: Iterable[str], where: str) -> None:
 
 
 def names(group: str, config_dirs: Iterable[Path] = ()) -> dict[str, Path]:
-    """Name -> file of conf/<group>, and of the same folder in each of config_dirs; the first found wins, as in Hydra."""
+    """Name -> file of conf/<group> and of the same folder in config_dirs; the first found wins, as in Hydra."""
     found: dict[str, Path] = {}
     for base in (CONF, *config_dirs):
         for path in sorted((base / group).glob("*.yaml")):
@@ -174,7 +175,7 @@ def seconds(value: Any, name: str) -> float | None:
     text = str(value).strip().lower()
     if text == "none":
         return None
-    unit = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:], None)
+    unit = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:])
     try:
         limit = float(text if unit is None else text[:-1]) * (unit or 1.0)
     except ValueError:
@@ -213,7 +214,7 @@ def _check_override(override: Override, known: list[str], config_dirs: list[Path
     if head == "timing" and rest:
         check_keys([rest], TIMING_KEYS, "timing")
     if head == "budget" and rest:
-        check_keys([rest], {"kind", *sum(BUDGET_KEYS.values(), [])}, "budget")
+        check_keys([rest], BUDGET_WORDS, "budget")
 
 
 def _load_named(group: str, name: str, known: Iterable[str], config_dirs: Iterable[Path]) -> tuple[dict[str, Any], str]:

@@ -1,4 +1,4 @@
-"""What a result depends on besides its cell: the machine (env_id) and the code (code_id). Nothing is imported to tell."""
+"""What a result depends on besides its cell: the machine (env_id) and the code (code_id), found without imports."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def code_id(solver_target: str, problem_target: str) -> str:
 def _sources(target: str) -> list[Path]:
     """Files of the module that holds `target`; for solvers/<package>/ the whole package and what solvers share."""
     parts = target.split(".")[:-1]
-    for base in (Path(entry).resolve() for entry in (os.getcwd(), *sys.path, ROOT)):
+    for base in (Path(entry).resolve() for entry in (os.getcwd(), *sys.path, str(ROOT))):
         module = base.joinpath(*parts)
         file = next((p for p in (module.with_suffix(".py"), module / "__init__.py") if p.is_file()), None)
         if file is None:

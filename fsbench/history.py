@@ -18,7 +18,7 @@ MAX_ERROR_RUNS = 3  # the first and two more
 class History:
     """Records of this code on this machine for the cells of one plan, kept up to date while the run goes on."""
 
-    def __init__(self, path: Path, cells: Iterable[Cell], env_id: str) -> None:
+    def __init__(self, folder: Path, cells: Iterable[Cell], env_id: str) -> None:
         self._cells = {cell.cell_id: cell for cell in cells}
         self._by_series: dict[str, list[Cell]] = defaultdict(list)
         for cell in self._cells.values():
@@ -27,7 +27,8 @@ class History:
         self._latest: dict[str, Record] = {}
         self._attempts: dict[str, int] = defaultdict(int)
         self._error_runs: dict[str, set[str]] = defaultdict(set)
-        for record in read_lines(path):
+        earlier = [record for path in sorted(folder.glob("measurements*.jsonl")) for record in read_lines(path)]
+        for record in sorted(earlier, key=lambda record: record["started_at"]):
             self.add(record)
 
     def add(self, record: Record) -> None:

@@ -150,8 +150,7 @@ def _budgets(raw: Any) -> list[Budget]:
         if not isinstance(entry, dict):
             raise ConfigError(f"budget must be like {{kind: fixed_iterations, iterations: 10}}, got {entry!r}")
         kind = _one_of("budget.kind", entry.get("kind"), tuple(compose.BUDGET_KEYS))
-        all_keys = {key for keys in compose.BUDGET_KEYS.values() for key in keys}
-        compose.check_keys(entry, {"kind", *all_keys}, "budget")
+        compose.check_keys(entry, compose.BUDGET_WORDS, "budget")
         # A command line that changes the kind leaves the other kind's keys behind.
         used = {key: entry[key] for key in compose.BUDGET_KEYS[kind] if key in entry}
         try:

@@ -31,6 +31,7 @@ class RunProgress:
     def __init__(self, console: Console, total: int) -> None:
         self._console = console
         self._total = total
+        self._done_before = 0
         self._ended: set[str] = set()
         self._bar: Progress | None = None
         if console.is_terminal:
@@ -49,17 +50,26 @@ class RunProgress:
         if self._bar:
             self._bar.stop()
 
+    def resumed(self, done: int) -> None:
+        """`done` of the cells have a record that stands from an earlier run."""
+        self._done_before = done
+        if done:
+            self._console.print(Text(f"{done} of {self._total} cells are done already"))
+        if self._bar:
+            self._bar.update(self._task, completed=done)
+
     def measuring(self, cell: Cell) -> None:
         if self._bar:
             self._bar.update(self._task, description=f"{cell.solver} n={cell.n} d={cell.d} eps={cell.eps:g}")
 
     def ended(self, record: Record) -> None:
         self._ended.add(record["cell_id"])  # a cell tried again counts once
+        done = self._done_before + len(self._ended)
         if self._bar:
-            self._bar.update(self._task, completed=len(self._ended))
+            self._bar.update(self._task, completed=done)
         failed = record["status"] in _FAILED
         if self._bar is None or failed:
-            place = f"[{len(self._ended):>{len(str(self._total))}}/{self._total}]"
+            place = f"[{done:>{len(str(self._total))}}/{self._total}]"
             line = f"{place} {describe(record)}  {record['status']}  {_result(record)}"
             self._console.print(Text(line, style="red" if record["status"] == Status.ERROR else ""), soft_wrap=True)
 

@@ -38,6 +38,7 @@ _GOOD = (Status.OK, Status.NOT_CONVERGED)
 class Progress(Protocol):
     """Where a run tells how it goes."""
 
+    def resumed(self, done: int) -> None: ...
     def measuring(self, cell: Cell) -> None: ...
     def ended(self, record: Record) -> None: ...
 
@@ -89,18 +90,21 @@ class _Running:
 
 
 class Runner:
-    """Runs a plan once. Resumes from the records that are in the plan's folder."""
+    """Runs a plan once. Resumes from the records that are in the plan's folder.
 
-    def __init__(self, plan: Plan, progress: Progress, *, folder: Path | None = None) -> None:
+    `shard` names this run's files where several runs share the folder, each with its part of the plan.
+    """
+
+    def __init__(self, plan: Plan, progress: Progress, *, shard: str = "") -> None:
         self.plan = plan
-        self.folder = plan.folder if folder is None else folder
-        self.path = self.folder / "measurements.jsonl"
+        self.folder = plan.folder
+        self._suffix = f"-{shard}" if shard else ""
+        self.path = self.folder / f"measurements{self._suffix}.jsonl"
         self.progress = progress
         self._run_id = f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}"
         self._workers: dict[str, WorkerProcess] = {}
         self._env_id = ""
         self._history: History
-        self._errors = 0
 
     def run(self) -> Outcome:
         """Measure every cell that is not done. Ctrl-C and SIGTERM end it cleanly, workers killed.
@@ -108,9 +112,9 @@ class Runner:
         Raises ConfigError if another run holds the folder.
         """
         stopped, exit_code = None, 0
-        with _locked(self.plan.out_dir if self.folder == self.plan.folder else self.folder), _sigterm_as_interrupt():
+        with _locked(self.plan.out_dir, self._suffix), _sigterm_as_interrupt():
             self._write_surroundings()
-            self._history = History(self.path, self.plan.cells, self._env_id)
+            self._history = History(self.folder, self.plan.cells, self._env_id)
             try:
                 self._run_all()
             except _Stop as stop:
@@ -126,6 +130,7 @@ class Runner:
 
     def _run_all(self) -> None:
         began = time.monotonic()
+        self.progress.resumed(sum(map(self._history.is_done, self.plan.cells)))
         for _, group in itertools.groupby(self.plan.cells, key=lambda cell: cell.group_id):
             todo = [cell for cell in group if not self._history.is_done(cell)]
             if todo and self.plan.budget_s is not None and time.monotonic() - began >= self.plan.budget_s:
@@ -177,7 +182,7 @@ class Runner:
     def _worker(self, cell: Cell) -> WorkerProcess:
         worker = self._workers.get(cell.solver)
         if worker is None:
-            worker = WorkerProcess(self.folder / "logs" / f"{cell.solver}.log", cell.device)
+            worker = WorkerProcess(self.folder / "logs" / f"{cell.solver}{self._suffix}.log", cell.device)
             self._workers[cell.solver] = worker
         worker.mark_log()
         return worker
@@ -208,7 +213,7 @@ class Runner:
         """The environment, once, and the effective configuration of this run."""
         row = environment()
         self._env_id = row["env_id"]
-        path = self.folder / "environments.jsonl"
+        path = self.folder / f"environments{self._suffix}.jsonl"
         if all(known["env_id"] != self._env_id for known in records.read_lines(path)):
             records.append(path, row)
         config = self.folder / "runs" / f"{self._run_id}.yaml"
@@ -258,10 +263,10 @@ def _now() -> str:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _locked(folder: Path, suffix: str) -> Iterator[None]:
     """Hold the folder for this process; the kernel lets go when the process ends, however it ends."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / ".lock"
+    path = folder / f".lock{suffix}"
     with path.open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

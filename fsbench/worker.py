@@ -1,7 +1,7 @@
 """Child entry point: `python -m fsbench.worker REQUESTS REPLIES PARENT_PID`, one process a solver.
 
 JSON lines on two inherited file descriptors, so that whatever a solver prints goes to the log and cannot disturb the
-protocol. Requests are {"op": "start", "cell": ...}, {"op": "sample"}, {"op": "finish"}. Each is answered by {"more": true}
+protocol. Requests: {"op": "start", "cell": ...}, {"op": "sample"}, {"op": "finish"}. Each is answered by {"more": true}
 or {"record": {...}}, the measured columns of a cell that has ended; {"phase": ...} lines may come before the answer.
 """
 
@@ -64,6 +64,8 @@ class _Session:
 
         class Reporting(Measurement):  # type: ignore[misc, valid-type]
             """Tells the parent each change of phase, so that a crash or a hang is placed."""
+
+            _phase = Phase.IMPORT
 
             @property
             def phase(self) -> Phase:

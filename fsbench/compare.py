@@ -1,0 +1,87 @@
+"""Two sets of records, cell by cell: what broke first, then how the times moved."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich import box
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from fsbench import collect, stats
+from fsbench.progress import describe, format_seconds
+from fsbench.records import Record, Status
+
+_GOOD = (Status.OK, Status.NOT_CONVERGED)
+# A residual moves with the order of summation; twice as large is another computation.
+_RESIDUAL_FACTOR = 2.0
+_RESIDUAL_FLOOR = 1e-6
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`broken`: cells that lost their result or their accuracy. `pairs`: (old, new, time ratio new / old, p)."""
+
+    broken: tuple[str, ...]
+    pairs: tuple[tuple[Record, Record, float, float], ...]
+    n_only_old: int
+    n_only_new: int
+
+
+def compare(old: Path, new: Path) -> Comparison:
+    """Match the newest record of each cell. Raises FileNotFoundError or ValueError as `collect.read` does."""
+    before = {record["cell_id"]: record for record in collect.newest(collect.read(old)[0])}
+    after = {record["cell_id"]: record for record in collect.newest(collect.read(new)[0])}
+    broken, pairs = [], []
+    for cell_id in before.keys() & after.keys():
+        a, b = before[cell_id], after[cell_id]
+        if reason := _worse(a, b):
+            broken.append(f"{describe(b)}: {reason}")
+        elif a["status"] in _GOOD and b["status"] in _GOOD:
+            pairs.append((a, b, *stats.compare(a["samples_s"], b["samples_s"])))
+    pairs.sort(key=lambda pair: (pair[0]["problem"], pair[0]["n"], pair[0]["d"], pair[0]["eps"], pair[0]["solver"]))
+    return Comparison(
+        tuple(sorted(broken)), tuple(pairs), len(before.keys() - after.keys()), len(after.keys() - before.keys())
+    )
+
+
+def show(comparison: Comparison, console: Console) -> None:
+    """Print what broke, then the table of ratios, then what was left out."""
+    if comparison.broken:
+        console.print(Text(f"{len(comparison.broken)} cells got worse; their times are not compared:", style="red"))
+        console.print(Group(*(Text(f"  {line}") for line in comparison.broken)), soft_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("cell", overflow="fold")
+    for name in ("old", "new", "new / old", "p"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for a, b, ratio, p in comparison.pairs:
+        name = describe(b) + _params_of_twins(b, comparison.pairs)
+        times = [format_seconds(record["time_to_solution_s"]) for record in (a, b)]
+        table.add_row(name, *times, f"{ratio:.3f}", f"{p:.2g}")
+    console.print(table)
+    console.print(
+        f"{len(comparison.pairs)} cells compared, {comparison.n_only_old} only in the old records, "
+        f"{comparison.n_only_new} only in the new"
+    )
+
+
+def _worse(old: Record, new: Record) -> str | None:
+    if old["status"] in _GOOD and new["status"] not in _GOOD:
+        return f"{old['status']} -> {new['status']}: {new['status_detail']}"
+    if old["status"] == Status.OK and new["status"] == Status.NOT_CONVERGED:
+        return "ok -> not_converged"
+    was, now = old["residual_l1"], new["residual_l1"]
+    if was is not None and now is not None and now > max(_RESIDUAL_FACTOR * was, _RESIDUAL_FLOOR):
+        return f"residual {was:.1e} -> {now:.1e}"
+    return None
+
+
+def _params_of_twins(record: Record, pairs: tuple[tuple[Record, Record, float, float], ...]) -> str:
+    """The settings, where one solver was run with several at one size."""
+    twins = [pair[1] for pair in pairs if describe(pair[1]) == describe(record)]
+    if len(twins) < 2:
+        return ""
+    return " " + " ".join(f"{key}={value}" for key, value in json.loads(record["solver_params"]).items())
