@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from ott.geometry import geometry, pointcloud
 from ott.problems.linear import linear_problem
 from ott.solvers.linear import sinkhorn
@@ -39,9 +40,7 @@ class OttJax:
             jax.interpreters.batching.is_vmappable = lambda _: False  # type: ignore[attr-defined]
 
     def supports(self, spec: Spec, budget: Budget) -> None:
-        """Any size and dimension; float64 only where the process enabled it, since JAX would silently take float32."""
-        if spec.dtype == "float64" and not jax.config.read("jax_enable_x64"):
-            raise Unsupported("float64 needs JAX_ENABLE_X64=1 in the environment of the process")
+        """Any size, dimension and dtype (the process enables float64 in JAX), on a device that this JAX has."""
         try:
             jax.devices(spec.device)
         except RuntimeError as error:
@@ -77,7 +76,7 @@ class OttJax:
         )
         if isinstance(budget, FixedIterations):
             return Solution(f, g, limit, 2.0 * limit + 1)
-        seen = [float(error) for error in errors if error != -1]  # -1: never reached
+        seen = [error for error in np.asarray(errors).tolist() if error != -1]  # -1: never reached
         trace = tuple(TracePoint((k + 1) * inner, None, error) for k, error in enumerate(seen))
         iterations = len(seen) * inner
         return Solution(f, g, iterations, 2.0 * iterations + len(seen), bool(converged), trace)
@@ -96,7 +95,7 @@ def _solve(
 ) -> tuple[jax.Array, jax.Array, Any, Any]:
     """Potentials f [n], g [m], errors [looks] and whether OTT calls it converged."""
     with jax.default_matmul_precision("highest"):
-        centre = 0.5 * (x.mean(0) + y.mean(0))
+        centre = 0.5 * (a @ x + b @ y)
         geom: geometry.Geometry = pointcloud.PointCloud(
             x - centre, y - centre, epsilon=eps, batch_size=batch_size, scale_cost=1 / cost_scale
         )

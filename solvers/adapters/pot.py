@@ -34,7 +34,7 @@ class Pot:
     def solve(self, problem: Problem, budget: Budget) -> Solution:
         x, y, a, b, eps = problem.x, problem.y, problem.a, problem.b, problem.spec.eps
         with torch.no_grad():
-            centre = 0.5 * (x.mean(0) + y.mean(0))
+            centre = 0.5 * (a @ x + b @ y)
             cost = ot.dist(x - centre, y - centre, metric="sqeuclidean")
             if problem.spec.cost_scale != 1:
                 cost = cost * problem.spec.cost_scale

@@ -33,7 +33,8 @@ class Tensorized:
     def solve(self, problem: Problem, budget: Budget) -> Solution:
         eps, scale = problem.spec.eps, problem.spec.cost_scale
         with torch.no_grad():
-            logits = _negative_cost(problem.x, problem.y, scale / eps)
+            centre = 0.5 * (problem.a @ problem.x + problem.b @ problem.y)  # of mass: points without any may be far
+            logits = _negative_cost(problem.x - centre, problem.y - centre, scale / eps)
             work = torch.empty_like(logits)
             return alternating_sinkhorn(
                 lambda h: _lse(logits, h[None, :], work, dim=1),
@@ -48,8 +49,6 @@ class Tensorized:
 
 def _negative_cost(x: torch.Tensor, y: torch.Tensor, scale: float) -> torch.Tensor:
     """-scale |x_i - y_j|^2 [n, m], in one buffer."""
-    centre = 0.5 * (x.mean(0) + y.mean(0))
-    x, y = x - centre, y - centre
     cost = torch.addmm(y.square().sum(1), x, y.T, alpha=-2.0)
     return cost.add_(x.square().sum(1)[:, None]).clamp_min_(0).mul_(-scale)
 

@@ -1,0 +1,49 @@
+"""FlashSinkhorn as the harness sees it."""
+
+from __future__ import annotations
+
+import torch
+
+from fsbench.api import Budget, FixedIterations, Framework, Problem, Solution, Spec, TracePoint, Unsupported
+
+from .solver import solve
+
+
+class FlashSinkhorn:
+    """precision "fast" or "exact"; updates "alternating" or "symmetric"; annealing: ratio or None."""
+
+    framework = Framework.TORCH
+
+    def __init__(self, precision: str = "exact", updates: str = "alternating", annealing: float | None = None):
+        self.options = {"precision": precision, "updates": updates, "annealing": annealing}
+
+    def supports(self, spec: Spec, budget: Budget) -> None:
+        if spec.dtype not in ("float32", "float64"):
+            raise Unsupported(f"dtype {spec.dtype}: float32 and float64 only")
+        if spec.device == "cuda" and torch.cuda.get_device_capability() < (8, 0):
+            raise Unsupported("needs a GPU of compute capability 8.0 or newer")
+
+    def prepare(self, spec: Spec, budget: Budget) -> None:
+        """Compile the kernels on points of this shape and type that are not the problem's."""
+        dtype = getattr(torch, spec.dtype)
+        x = torch.linspace(0, 1, spec.n * spec.d, dtype=dtype, device=spec.device).reshape(spec.n, spec.d)
+        y = torch.linspace(0, 1, spec.m * spec.d, dtype=dtype, device=spec.device).reshape(spec.m, spec.d)
+        solve(x, y, eps=spec.eps, cost_scale=spec.cost_scale, n_iterations=2, **self.options)
+        if not isinstance(budget, FixedIterations):
+            solve(x, y, eps=spec.eps, cost_scale=spec.cost_scale, tol=1.0, max_iterations=2, **self.options)
+
+    def solve(self, problem: Problem, budget: Budget) -> Solution:
+        spec = problem.spec
+        if isinstance(budget, FixedIterations):
+            limits = {"n_iterations": budget.iterations}
+        else:
+            limits = {
+                "tol": budget.tol,
+                "max_iterations": budget.max_iterations,
+                "max_seconds": budget.max_seconds,
+            }
+        result = solve(
+            problem.x, problem.y, problem.a, problem.b, eps=spec.eps, cost_scale=spec.cost_scale, **limits, **self.options
+        )
+        trace = tuple(TracePoint(check.iteration, check.seconds, check.residual) for check in result.trace)
+        return Solution(result.f, result.g, result.n_iterations, result.n_passes, result.converged, trace)

@@ -1,0 +1,246 @@
+"""Entropic OT between two point clouds: the loop, its stopping rules and epsilon annealing."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+
+from .blocked_sweeps import BlockedSweeps
+from .checks import checked_inputs
+from .cloud import LOG2_E, SweptCloud
+from .sweeps import Sweeps
+from .tiles import Precision
+
+CHEAP_PAIRS = 1 << 28  # below this a sweep is shorter than reading its residual back, so read it less often
+
+
+class Updates(StrEnum):
+    """alternating: f from g, then g from the new f. symmetric: both from the old pair, averaged with it."""
+
+    ALTERNATING = "alternating"
+    SYMMETRIC = "symmetric"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One residual read back: of the potentials after `passes` sweeps, at `eps`, `seconds` into the solve."""
+
+    iteration: int
+    passes: int
+    seconds: float
+    eps: float
+    precision: Precision
+    residual: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """Potentials f [n], g [m] (float64: float32 could not hold them at f / eps = 1e4) of OT_eps with
+    P_ij = a_i b_j exp((f_i + g_j - C_ij) / eps), C = cost_scale |x - y|^2.
+
+    residual is max(|P1 - a|_1, |P^T 1 - b|_1) of exactly these potentials as the last sweep measured it, in the
+    arithmetic of `precision`; None if no tolerance was asked for. converged is residual <= tol, or None.
+    """
+
+    f: torch.Tensor
+    g: torch.Tensor
+    eps: float
+    cost_scale: float
+    precision: Precision
+    n_iterations: int
+    n_passes: int
+    residual: float | None
+    converged: bool | None
+    trace: tuple[Check, ...]
+
+
+def solve(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    a: torch.Tensor | None = None,
+    b: torch.Tensor | None = None,
+    *,
+    eps: float,
+    cost_scale: float = 1.0,
+    n_iterations: int | None = None,
+    tol: float | None = None,
+    max_iterations: int = 10_000,
+    max_seconds: float | None = None,
+    updates: Updates | str = Updates.ALTERNATING,
+    annealing: float | None = None,
+    precision: Precision | str = Precision.EXACT,
+) -> Result:
+    """Solve min <P, C> + eps KL(P | a x b) over couplings P of a and b, never storing an n x m array.
+
+    x [n, d], y [m, d]: points, any float dtype, CPU or CUDA. a [n], b [m]: non-negative weights of equal sum
+    (uniform if None). eps > 0 in units of C. Exactly one of n_iterations (fixed, no stopping rule) and tol (on the
+    L1 marginal residual, stopped at max_iterations or max_seconds) is needed.
+
+    annealing: ratio in (0, 1) of one eps to the next, from the squared diameter down to eps, one iteration each,
+    before the iterations at eps; None starts at eps. precision "fast" rounds points to 10-bit mantissas (consistently:
+    it solves a rounded problem exactly); with a tolerance it is followed by exact sweeps, so that `residual` is that
+    of the clouds as given. On the CPU and for d <= 4 both precisions are exact.
+
+    Raises ValueError, naming the argument and the fix, for NaN or Inf, negative weights, unequal masses, empty or
+    mismatched arrays, eps <= 0 or a bad option. Source: Cuturi 2013; streaming form arXiv 2602.03067, Prop. 1.
+    """
+    if (n_iterations is None) == (tol is None):
+        raise ValueError("give exactly one of n_iterations (fixed) and tol (L1 marginal residual)")
+    if n_iterations is not None and n_iterations < 1:
+        raise ValueError(f"n_iterations must be at least 1, got {n_iterations}")
+    if tol is not None and not tol > 0:
+        raise ValueError(f"tol must be positive, got {tol}")
+    if annealing is not None and not 0.0 < annealing <= 0.99:
+        raise ValueError(f"annealing must be a ratio in (0, 0.99], got {annealing}")
+    updates, precision = Updates(updates), Precision(precision)
+    x, y, a, b, eps = checked_inputs(x, y, a, b, eps=eps, cost_scale=cost_scale)
+    loop = _Loop(x, y, a, b, cost_scale=cost_scale, updates=updates, precision=precision)
+    loop.anneal(_epsilons(x, y, eps, cost_scale, annealing))
+    if n_iterations is not None:
+        loop.run_fixed(eps, n_iterations)
+    else:
+        assert tol is not None
+        loop.run_to_residual(eps, tol, max_iterations, max_seconds)
+    return loop.result(eps, tol)
+
+
+class _Loop:
+    """The state of one solve: sweeps in the present precision, base-2 potentials in them, counts and trace."""
+
+    def __init__(
+        self,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        *,
+        cost_scale: float,
+        updates: Updates,
+        precision: Precision,
+    ):
+        self.started = time.perf_counter()
+        self.inputs = (x, y, a, b)
+        self.cost_scale = cost_scale
+        self.updates = updates
+        self.precision = precision
+        self.sweeps = self._make_sweeps(precision)
+        self.check_every = 1 if x.device.type == "cpu" or x.shape[0] * y.shape[0] >= CHEAP_PAIRS else 4
+        self.eps: float | None = None
+        self.n_iterations = 0
+        self.n_passes = 0
+        self.residual: float | None = None
+        self.trace: list[Check] = []
+
+    def _make_sweeps(self, precision: Precision) -> Sweeps:
+        x, y, a, b = self.inputs
+        if x.device.type == "cpu":
+            return BlockedSweeps(x, y, a, b, cost_scale=self.cost_scale)
+        from .triton_sweeps import TritonSweeps  # Triton is there only where a GPU is
+
+        return TritonSweeps(x, y, a, b, cost_scale=self.cost_scale, precision=precision)
+
+    def set_epsilon(self, eps: float) -> None:
+        f, g = self.sweeps.potentials()
+        ratio = 1.0 if self.eps is None else self.eps / eps
+        self.sweeps.set_epsilon(eps, f * ratio, g * ratio)
+        self.eps = eps
+
+    def iterate(self, *, safe: bool) -> None:
+        sweeps = self.sweeps
+        if self.updates is Updates.ALTERNATING:
+            sweeps.half_step(sweeps.x, sweeps.y, safe=safe)
+            sweeps.half_step(sweeps.y, sweeps.x, safe=safe)
+        else:
+            sweeps.symmetric_step(safe=safe)
+        self.n_iterations += 1
+        self.n_passes += 2
+
+    def anneal(self, epsilons: list[float]) -> None:
+        for eps in epsilons:
+            self.set_epsilon(eps)
+            self.iterate(safe=True)
+
+    def run_fixed(self, eps: float, n_iterations: int) -> None:
+        self.set_epsilon(eps)
+        for k in range(n_iterations):
+            self.iterate(safe=k == 0)
+
+    def run_to_residual(self, eps: float, tol: float, max_iterations: int, max_seconds: float | None) -> None:
+        self.set_epsilon(eps)
+        self._iterate_until(tol, max_iterations, max_seconds)
+        if self.sweeps.rounded:
+            f, g = self.sweeps.potentials()
+            self.precision = Precision.EXACT
+            self.sweeps = self._make_sweeps(self.precision)
+            self.sweeps.set_epsilon(eps, f, g)
+            self._iterate_until(tol, max(max_iterations, self.n_iterations + 1), max_seconds)
+
+    def _iterate_until(self, tol: float, max_iterations: int, max_seconds: float | None) -> None:
+        """At least one iteration, then on until a sweep finds the potentials' residual <= tol, or to a limit.
+
+        That last sweep's own update is taken back, so that the residual is that of the potentials returned.
+        """
+        self.iterate(safe=True)
+        sweeps = self.sweeps
+        while True:
+            last = self.n_iterations >= max_iterations or self._out_of_time(max_seconds)
+            check = last or self.n_iterations % self.check_every == 0
+            if self.updates is Updates.ALTERNATING:
+                sweeps.half_step(sweeps.x, sweeps.y, safe=False)
+                moved, relaxation = (sweeps.x,), 1.0  # the columns' marginal was just met exactly
+            else:
+                sweeps.symmetric_step(safe=False)
+                moved, relaxation = (sweeps.x, sweeps.y), 0.5
+            if check and (self._read_residual(moved) <= tol or last):
+                for cloud in moved:
+                    cloud.potential += relaxation * cloud.log2_sum
+                self.n_passes += len(moved)
+                return
+            if self.updates is Updates.ALTERNATING:
+                sweeps.half_step(sweeps.y, sweeps.x, safe=False)
+            self.n_iterations += 1
+            self.n_passes += 2
+
+    def _read_residual(self, moved: tuple[SweptCloud, ...]) -> float:
+        residual = torch.stack([cloud.block_residual.sum() for cloud in moved]).amax().item()
+        seconds = time.perf_counter() - self.started
+        assert self.eps is not None
+        self.trace.append(Check(self.n_iterations, self.n_passes, seconds, self.eps, self.precision, residual))
+        self.residual = residual
+        return residual
+
+    def _out_of_time(self, max_seconds: float | None) -> bool:
+        return max_seconds is not None and time.perf_counter() - self.started > max_seconds
+
+    def result(self, eps: float, tol: float | None) -> Result:
+        f, g = self.sweeps.potentials()
+        converged = None if tol is None or self.residual is None else self.residual <= tol
+        return Result(
+            f=f * (eps / LOG2_E),
+            g=g * (eps / LOG2_E),
+            eps=eps,
+            cost_scale=self.cost_scale,
+            precision=self.precision,
+            n_iterations=self.n_iterations,
+            n_passes=self.n_passes,
+            residual=self.residual,
+            converged=converged,
+            trace=tuple(self.trace),
+        )
+
+
+def _epsilons(x: torch.Tensor, y: torch.Tensor, eps: float, cost_scale: float, annealing: float | None) -> list[float]:
+    """Annealing schedule, largest first, all above eps: from the squared diameter of both clouds' bounding box."""
+    if annealing is None:
+        return []
+    low = torch.minimum(x.amin(0), y.amin(0)).double()
+    high = torch.maximum(x.amax(0), y.amax(0)).double()
+    start = cost_scale * (high - low).square().sum().item()
+    if start <= eps:
+        return []
+    count = math.ceil(math.log(eps / start) / math.log(annealing))
+    return [start * annealing**k for k in range(count)]

@@ -1,0 +1,76 @@
+"""Tile shapes of the sweep by precision and dimension, measured on one NVIDIA H200. No tuning at run time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+LARGEST_DIRECT_DIMENSION = 4  # up to here direct differences cost no more than a padded tensor-core product
+SMALLEST_DOT_DIMENSION = 16
+
+
+class Precision(StrEnum):
+    """fast: operands rounded to fp16 (10-bit mantissa, as TF32). exact: fp16 pairs, FP32 grade."""
+
+    FAST = "fast"
+    EXACT = "exact"
+
+
+@dataclass(frozen=True)
+class Tile:
+    """rows x cols pairs a step, `coordinates` of d a dot product; `resident` programs fit one multiprocessor."""
+
+    rows: int
+    cols: int
+    coordinates: int
+    warps: int
+    stages: int
+    resident: int
+
+
+def padded_dimension(d: int) -> int:
+    """d as stored: as given for direct differences, else a multiple of 16 (of 64 beyond 128)."""
+    if d <= LARGEST_DIRECT_DIMENSION:
+        return d
+    step = SMALLEST_DOT_DIMENSION if d <= 128 else 64
+    return -(-d // step) * step
+
+
+def sweep_tile(precision: Precision, d: int) -> Tile:
+    """The tile of the plain sweep for clouds in R^d."""
+    if d <= LARGEST_DIRECT_DIMENSION:
+        return Tile(16, 256, 1, 2, 2, 8)
+    width = padded_dimension(d)
+    if precision is Precision.FAST:
+        if width <= 128:
+            return Tile(128, 64 if width > 64 else 128, _power_of_two(width), 4, 3, 3)
+        return Tile(128, 256, 64, 8, 3, 1)
+    if width <= 64:
+        return Tile(128, 64, _power_of_two(width), 4, 2, 3)
+    if width <= 128:
+        return Tile(128, 64, 128, 8, 2, 1)
+    return Tile(128, 128, 64, 8, 3, 1)
+
+
+def settle_tile(tile: Tile) -> Tile:
+    """The same rows and storage; smaller steps, since only the rare fallback sweeps here."""
+    return Tile(tile.rows, min(tile.cols, 64), tile.coordinates, tile.warps, 1, tile.resident)
+
+
+def column_splits(n_row_blocks: int, n_col_tiles: int, slots: int) -> int:
+    """Into how many programs to split each row block's columns, so that the last wave of programs is full.
+
+    `slots` programs run at once. Fewest splits within 2 % of the best balance.
+    """
+    largest = max(1, min(n_col_tiles // 2, 32))
+    costs = []
+    for splits in range(1, largest + 1):
+        waves = math.ceil(n_row_blocks * splits / slots)
+        costs.append(waves * math.ceil(n_col_tiles / splits))
+    best = min(costs)
+    return 1 + next(i for i, cost in enumerate(costs) if cost <= 1.02 * best)
+
+
+def _power_of_two(value: int) -> int:
+    return 1 << (value - 1).bit_length()
