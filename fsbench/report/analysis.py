@@ -12,8 +12,8 @@ from fsbench.records import Status
 TIME = "time_to_solution_s"
 MEMORY = {  # column -> what it counts
     "peak_alloc_bytes": "framework allocator, inputs included",
-    "peak_device_bytes": "GPU memory by NVML, above idle",
-    "peak_host_bytes": "resident set, above idle",
+    "peak_device_bytes": "GPU memory by NVML, above what was in use before the solve",
+    "peak_host_bytes": "resident set, above what was in use before the solve",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import pandas as pd
@@ -15,25 +16,23 @@ from matplotlib.text import Annotation
 from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
 from fsbench.records import Status
-from fsbench.report.analysis import MEMORY, TIME, finished, power_fit
+from fsbench.report.analysis import TIME, finished, power_fit
 from fsbench.report.style import MISSING, SolverStyle, count_text, status_word, styles
 
-matplotlib.rcParams.update(
-    {"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True}
-    | {"grid.color": "#E4E4E4", "grid.linewidth": 0.6, "axes.axisbelow": True, "legend.frameon": False}
-    | {"svg.hashsalt": "fsbench", "lines.linewidth": 1.5, "lines.markersize": 5}
-)
-
-_UNITS = {TIME: ("time to solution, median", "s"), "time_per_iteration_s": ("time per iteration", "s")} | {
-    name: (f"peak memory ({meaning})", "B") for name, meaning in MEMORY.items()
-}
-_SHORT = {"peak_alloc_bytes": "peak memory, allocator", "peak_device_bytes": "peak memory, NVML"} | {
-    "peak_host_bytes": "peak memory, resident set"
-}
+_RC: Any = {
+    "font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+    "grid.color": "#E4E4E4", "grid.linewidth": 0.6, "axes.axisbelow": True, "legend.frameon": False,
+    "svg.hashsalt": "fsbench", "lines.linewidth": 1.5, "lines.markersize": 5,
+}  # fmt: skip
+MEMORY_NAMES = {"peak_alloc_bytes": "allocator", "peak_device_bytes": "NVML", "peak_host_bytes": "host"}
 _LINE = 0.055  # height of one line of failures, as a share of the panel
+_Y = {TIME: ("time to solution, median", "s")} | {
+    column: (f"peak memory, {name}", "B") for column, name in MEMORY_NAMES.items()
+}
 _X = {"n": "points a side n", "d": "dimension d"}
 
 
+@matplotlib.rc_context(_RC)
 def scaling(df: pd.DataFrame, *, x: str, y: str, title: str, fit: bool = False) -> Figure:
     """`y` against `x` ("n" or "d") on log axes, one panel for each value of what else varies.
 
@@ -52,29 +51,27 @@ def scaling(df: pd.DataFrame, *, x: str, y: str, title: str, fit: bool = False) 
     look = styles(df["solver"].dropna())
     axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
     several = {name: df[name].nunique() > 1 for name in ("problem", "eps", other)}
-    handles: dict[str, Line2D] = {}
     for index, ax in enumerate(axes.flat):
         if index >= len(panels):
             ax.set_axis_off()
             continue
         (problem, eps, size), part = panels[index]
-        drawn = _lines(ax, part, x, y, look, fit)
-        handles |= drawn
+        _lines(ax, part, x, y, look)
         facts = [f"{other} = {count_text(size)}", f"eps = {eps:g}"] + [problem] * several["problem"]
         ax.set_title(", ".join(facts), loc="left")
         ax.set_xlabel(_X[x])
         _axes(ax, part, x, y)
         if index % columns == 0:
-            ax.set_ylabel(_SHORT.get(y, _UNITS[y][0]))
+            ax.set_ylabel(_Y[y][0])
         if fit:
-            _legend(ax, drawn)
+            ax.legend(handles=_handles(part, look, x, y, fit), loc="upper left", bbox_to_anchor=(1, 1.02), fontsize=8)
     if not fit:
-        ordered = {name: handles[name] for name in look if name in handles}
-        figure.legend(handles=list(ordered.values()), loc="outside right center")
+        figure.legend(handles=_handles(df, look, x, y, fit), loc="outside right center")
     _failures(list(axes.flat[: len(panels)]), [part for _, part in panels], x, look)
     return figure
 
 
+@matplotlib.rc_context(_RC)
 def counts(df: pd.DataFrame, *, title: str) -> Figure:
     """How many problems each solver brought to the residual target, as bars, out of those it was given."""
     look = styles(df["solver"].dropna())
@@ -102,6 +99,43 @@ def counts(df: pd.DataFrame, *, title: str) -> Figure:
     return figure
 
 
+@matplotlib.rc_context(_RC)
+def bars(df: pd.DataFrame, *, y: str, title: str) -> Figure:
+    """`y` of each solver as a bar with quartiles, its value or status word beside it; a group of bars a comparison."""
+    look = styles(df["solver"].dropna())
+    panels = [part for _, part in df.groupby("group_id", sort=False)]
+    if not panels:
+        return _empty(title)
+    figure = _figure(6.8, len(panels) * (0.32 * len(look) + 0.9) + 0.3, title)
+    for ax, part in zip(figure.subplots(len(panels), squeeze=False).flat, panels, strict=True):
+        records = {record["solver"]: record for _, record in part.iterrows()}
+        names = [name for name in look if name in records]
+        values = finished(part).set_index("solver")[y].dropna()
+        scale, unit = EngFormatter(unit=_Y[y][1], sep=" "), values.max() if len(values) else 1.0
+        for place, name in enumerate(names):
+            record = records[name]
+            if name not in values:
+                ax.text(0, place, f" {status_word(record)}", va="center", color=look[name].colour)
+                continue
+            ax.barh(place, values[name], color=look[name].colour, height=0.7)
+            low, high = (
+                record[q] if y == TIME and record[q] > 0 else values[name] for q in ("time_q25_s", "time_q75_s")
+            )
+            spread = [[max(values[name] - low, 0)], [max(high - values[name], 0)]]
+            ax.errorbar(values[name], place, xerr=spread, fmt="none", ecolor="#333333", capsize=2, linewidth=1)
+            ax.text(max(values[name], high), place, f"  {_engineering(values[name], scale)}", va="center")
+        ax.set_yticks(range(len(names)), [look[name].label for name in names])
+        ax.invert_yaxis()
+        ax.grid(False, axis="y")
+        ax.set_xlim(0, unit * 1.18)
+        ax.xaxis.set_major_formatter(scale)
+        shape = part.iloc[0]
+        ax.set_title(f"n = {count_text(shape['n'])}, d = {count_text(shape['d'])}, eps = {shape['eps']:g}", loc="left")
+        ax.set_xlabel(_Y[y][0])
+    return figure
+
+
+@matplotlib.rc_context(_RC)
 def anytime(df: pd.DataFrame, *, title: str) -> Figure:
     """Residual against seconds inside one solve, from each cell's own curve, a panel for each comparison."""
     traced = df[df["curve"].map(lambda curve: len(_points(curve)) > 0)]
@@ -116,21 +150,17 @@ def anytime(df: pd.DataFrame, *, title: str) -> Figure:
     figure = _figure(columns * 3.2 + 2.2, rows * 2.6 + 0.5, title)
     look = styles(df["solver"].dropna())
     axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
-    handles: dict[str, Line2D] = {}
     for index, ax in enumerate(axes.flat):
         if index >= len(panels):
             ax.set_axis_off()
             continue
         (_, d, eps, n), part = panels[index]
-        for name in (name for name in look if name in set(part["solver"])):
+        for name in reversed(look):
             for curve in part.loc[part["solver"] == name, "curve"]:
                 seconds, residuals = zip(*_points(curve), strict=True)
                 style = look[name]
                 ax.plot(seconds, residuals, style.line, color=style.colour)
                 ax.plot(seconds[-1], residuals[-1], style.marker, color=style.colour)
-                handles[name] = Line2D(
-                    [], [], linestyle=style.line, color=style.colour, marker=style.marker, label=style.label
-                )
         for tol in part["tol"].dropna().unique():
             ax.axhline(tol, color="#555555", linewidth=0.8, linestyle=(0, (4, 3)))
             ax.text(1, tol, "target", transform=ax.get_yaxis_transform(), ha="right", va="bottom", fontsize=7)
@@ -144,10 +174,12 @@ def anytime(df: pd.DataFrame, *, title: str) -> Figure:
             ax.set_xlabel("time in the solve")
         if index % columns == 0:
             ax.set_ylabel("residual, L1 of marginals")
-    figure.legend(handles=[handles[name] for name in look if name in handles], loc="outside right center")
+    handles = [_handle(style, style.label) for name, style in look.items() if name in set(traced["solver"])]
+    figure.legend(handles=handles, loc="outside right center")
     return figure
 
 
+@matplotlib.rc_context(_RC)
 def save(figure: Figure, out_dir: Path, stem: str) -> list[Path]:
     """Write stem.png and stem.svg, the same bytes for the same records; returns the paths."""
     out_dir.mkdir(parents=True, exist_ok=True)
@@ -155,6 +187,11 @@ def save(figure: Figure, out_dir: Path, stem: str) -> list[Path]:
     figure.savefig(png, dpi=150, metadata={"Software": None})
     figure.savefig(svg, metadata={"Date": None})
     return [png, svg]
+
+
+def _engineering(value: float, scale: EngFormatter) -> str:
+    """Three significant digits with a unit: 1.23 ms."""
+    return scale.format_eng(float(f"{value:.2e}")) + scale.unit
 
 
 def _columns(panels: int) -> int:
@@ -183,29 +220,45 @@ def _points(curve: list[dict]) -> list[tuple[float, float]]:
     ]  # fmt: skip
 
 
-def _lines(ax: Axes, part: pd.DataFrame, x: str, y: str, look: dict[str, SolverStyle], fit: bool) -> dict[str, Line2D]:
-    """Draw every solver's ok cells; a legend handle for each solver of the panel, with or without a point."""
-    handles = {}
-    for name in (name for name in look if name in set(part["solver"])):
-        cells = part[part["solver"] == name]
+def _drawn(cells: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
+    """What a line shows of one solver's cells: medians by `x` of the ok ones that log axes can show."""
+    shown = finished(cells)
+    shown = shown[(shown[y] > 0) & (shown[x] > 0)]
+    return shown.groupby(x)[list(dict.fromkeys([y, "time_q25_s", "time_q75_s"]))].median()
+
+
+def _lines(ax: Axes, part: pd.DataFrame, x: str, y: str, look: dict[str, SolverStyle]) -> None:
+    for name in reversed(look):  # the first solver lies on top
+        points = _drawn(part[part["solver"] == name], x, y)
+        if points.empty:
+            continue
         style = look[name]
-        drawn = finished(cells)
-        drawn = drawn[(drawn[y] > 0) & (drawn[x] > 0)].groupby(x)[[y, "time_q25_s", "time_q75_s"]].median()
-        text = style.label
-        if len(drawn):
-            ax.plot(drawn.index, drawn[y], style.line, color=style.colour, marker=style.marker)
-            if y == TIME:
-                low, high = drawn["time_q25_s"].fillna(drawn[y]), drawn["time_q75_s"].fillna(drawn[y])
-                bars = [(drawn[y] - low).clip(lower=0), (high - drawn[y]).clip(lower=0)]
-                ax.errorbar(drawn.index, drawn[y], yerr=bars, fmt="none", ecolor=style.colour, capsize=2, linewidth=1)
-            exponent = power_fit(drawn.index.to_series(), drawn[y]) if fit else None
-            if exponent:
-                text += f"  ${x}^{{{exponent[0]:.2f}}}$, {exponent[1]} points"
-        else:
+        ax.plot(points.index, points[y], style.line, color=style.colour, marker=style.marker)
+        if y == TIME:
+            low, high = points["time_q25_s"].fillna(points[y]), points["time_q75_s"].fillna(points[y])
+            bars = [(points[y] - low).clip(lower=0), (high - points[y]).clip(lower=0)]
+            ax.errorbar(points.index, points[y], yerr=bars, fmt="none", ecolor=style.colour, capsize=2, linewidth=1)
+
+
+def _handles(df: pd.DataFrame, look: dict[str, SolverStyle], x: str, y: str, fit: bool) -> list[Line2D]:
+    """A legend entry for each solver: with the fitted exponent, or the status words of one without a point."""
+    handles = []
+    for name in (name for name in look if name in set(df["solver"])):
+        cells = df[df["solver"] == name]
+        points = _drawn(cells, x, y)
+        text = look[name].label
+        exponent = power_fit(points.index.to_series(), points[y]) if fit else None
+        if exponent:
+            text += f"  ${x}^{{{exponent[0]:.2f}}}$, {exponent[1]} points"
+        elif points.empty:
             words = sorted({word for word in cells.apply(status_word, axis=1) if word != MISSING})
-            text += f"  ({', '.join(words)})" if words else f"  ({MISSING})"
-        handles[name] = Line2D([], [], linestyle=style.line, color=style.colour, marker=style.marker, label=text)
+            text += f"  ({', '.join(words) or MISSING})"
+        handles.append(_handle(look[name], text))
     return handles
+
+
+def _handle(style: SolverStyle, text: str) -> Line2D:
+    return Line2D([], [], linestyle=style.line, color=style.colour, marker=style.marker, label=text)
 
 
 def _failures(axes: list[Axes], parts: list[pd.DataFrame], x: str, look: dict[str, SolverStyle]) -> None:
@@ -250,7 +303,7 @@ def _axes(ax: Axes, part: pd.DataFrame, x: str, y: str) -> None:
     if sizes:
         margin = max(span, 2.0) ** 0.12
         ax.set_xlim(sizes[0] / margin, sizes[-1] * margin)
-    ax.yaxis.set_major_formatter(EngFormatter(unit=_UNITS[y][1], sep=" "))
+    ax.yaxis.set_major_formatter(EngFormatter(unit=_Y[y][1], sep=" "))
     ax.yaxis.set_minor_formatter(NullFormatter())
 
 
@@ -264,7 +317,3 @@ def _spread(sizes: list[float]) -> list[float]:
         if math.log(kept[-1] / size) >= gap:
             kept.append(size)
     return kept[::-1]
-
-
-def _legend(ax: Axes, handles: dict[str, Line2D]) -> None:
-    ax.legend(handles=list(handles.values()), loc="upper left", bbox_to_anchor=(1.0, 1.02), fontsize=8)

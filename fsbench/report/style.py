@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 import pandas as pd
 
@@ -35,7 +36,7 @@ class SolverStyle:
     label: str
     colour: str
     marker: str
-    line: str = "-"
+    line: Literal["-", "--", ":"] = "-"
 
 
 # Okabe & Ito (2008) without yellow, and shades of Paul Tol's muted set: told apart in all common colour blindness.

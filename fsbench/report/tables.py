@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 from rich import box
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table as RichTable
 
 from fsbench.records import Status
@@ -20,20 +20,30 @@ from fsbench.report.analysis import TIME, by_device
 from fsbench.report.style import INFERRED, MEANINGS, MISSING, WORDS, label, status_word, styles
 
 TERMINAL_WIDTH = 100
+_GAP = 3  # what rich draws between two columns
 
 Entry = float | str | None  # a number in the column's base unit, a status word or other text, or nothing known
 
 
 class Unit(Enum):
-    """What a column counts: base unit first, then the multiples its header may name."""
+    """What a column holds, and so how it prints."""
 
-    TEXT = ()
-    PARAMETER = ((1.0, ""), (1.0, ""))  # as it was given: 0.1, 10000
-    NUMBER = ((1.0, ""),)
-    RATIO = ((1.0, "×"),)
-    PERCENT = ((1.0, "%"),)
-    SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
-    BYTES = ((1.0, "B"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+    TEXT = "text"
+    EXACT = "exact"  # printed as it is: sizes, eps, counts
+    NUMBER = "number"
+    RATIO = "ratio"
+    PERCENT = "percent"
+    SECONDS = "seconds"
+    BYTES = "bytes"
+    GIGABYTES = "gigabytes"  # bytes whose header always says GB
+
+
+_BASE = {Unit.RATIO: "×", Unit.PERCENT: "%", Unit.SECONDS: "s", Unit.BYTES: "B", Unit.GIGABYTES: "B"}
+_MULTIPLES: dict[Unit, list[tuple[float, str]]] = {  # large to small
+    Unit.SECONDS: [(1.0, "s"), (1e-3, "ms"), (1e-6, "µs")],
+    Unit.BYTES: [(1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")],
+    Unit.GIGABYTES: [(1e9, "GB")],
+}
 
 
 @dataclass(frozen=True)
@@ -97,7 +107,7 @@ def _summary(df: pd.DataFrame, value: str, unit: Unit, title: str, device: str) 
     title = f"{title or 'Time to solution, median'}, on {device}"
     solvers = list(styles(df["solver"].dropna()))
     if not solvers:
-        return Table(title, [Column("problem"), Column("n", Unit.PARAMETER)], [], ["No records yet."])
+        return Table(title, [Column("problem"), Column("n", Unit.EXACT)], [], ["No records yet."])
     facts = df.drop_duplicates("group_id").sort_values(
         ["problem", "eps", "d", "n"], ascending=[True, False, True, True]
     )
@@ -105,7 +115,7 @@ def _summary(df: pd.DataFrame, value: str, unit: Unit, title: str, device: str) 
     shown = [key for key in keys if key == "n" or facts[key].nunique(dropna=False) > 1]
     fixed = ", ".join(_fact(key, facts[key].iloc[0]) for key in keys if key not in shown and key != "seed")
     cells = {(record["group_id"], record["solver"]): record for _, record in df.iterrows()}
-    columns = [Column(key, Unit.TEXT if key == "problem" else Unit.PARAMETER) for key in shown]
+    columns = [Column(key, Unit.TEXT if key == "problem" else Unit.EXACT) for key in shown]
     columns += [Column(label(solver), unit, "value") for solver in solvers]
     rows = [
         [_known(fact[key]) for key in shown] + [entry(cells.get((fact["group_id"], name)), value) for name in solvers]
@@ -135,8 +145,7 @@ def texts(table: Table) -> tuple[list[str], list[list[str]]]:
 def _scale(table: Table, index: int) -> tuple[float, str]:
     """The multiple of the column's unit that suits the middle of its numbers."""
     column = table.columns[index]
-    if column.unit is Unit.TEXT:
-        return 1.0, ""
+    multiples = _MULTIPLES.get(column.unit, [(1.0, _BASE.get(column.unit, ""))])
     together = [
         i
         for i, other in enumerate(table.columns)
@@ -144,11 +153,8 @@ def _scale(table: Table, index: int) -> tuple[float, str]:
     ]
     entries = [row[i] for row in table.rows for i in together]
     numbers = sorted(e for e in entries if not isinstance(e, str | None) and math.isfinite(e) and e > 0)
-    choices = sorted(column.unit.value, reverse=True)
-    if not numbers:
-        return column.unit.value[0]
-    middle = numbers[len(numbers) // 2]
-    return next((choice for choice in choices if middle >= choice[0]), choices[-1])
+    middle = numbers[len(numbers) // 2] if numbers else math.inf
+    return next((multiple for multiple in multiples if middle >= multiple[0]), multiples[-1])
 
 
 def _text(entry: Entry, scale: float, unit: Unit) -> str:
@@ -156,9 +162,9 @@ def _text(entry: Entry, scale: float, unit: Unit) -> str:
         return entry
     if entry is None or not math.isfinite(entry):
         return MISSING
-    if unit is Unit.PARAMETER:
+    if unit is Unit.EXACT:
         return f"{entry:.10g}"
-    return significant(entry / scale)
+    return f"{entry:.3g}" if unit is Unit.PERCENT else significant(entry / scale)
 
 
 def to_markdown(table: Table) -> str:
@@ -173,10 +179,10 @@ def to_csv(table: Table) -> str:
     """Ten digits in base units (s, B), status words in place, nothing for missing."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    base = [c.unit.value[0][1] if c.unit.value else "" for c in table.columns]
+    base = [_BASE.get(column.unit, "") for column in table.columns]
     writer.writerow([f"{c.name} ({unit})" if unit else c.name for c, unit in zip(table.columns, base, strict=True)])
     for row in table.rows:
-        exact = [_text(e, 1.0, Unit.PARAMETER) for e in row]
+        exact = [_text(e, 1.0, Unit.EXACT) for e in row]
         writer.writerow(["" if e == MISSING else e for e in exact])
     return out.getvalue()
 
@@ -206,10 +212,17 @@ def to_terminal(table: Table, width: int = TERMINAL_WIDTH) -> str:
     out = io.StringIO()
     console = Console(file=out, width=width, color_system=None, markup=False, emoji=False, highlight=False)
     console.print(table.title)
-    for block in _blocks(headers, body, table.key_columns, width):
+    columns = [[headers[i], *(row[i] for row in body)] for i in range(len(headers))]
+    least = [max(len(word) for text in texts for word in text.split() or [""]) for texts in columns]
+    for block in _blocks(least, table.key_columns, width):
         drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+        left = width - sum(least[i] + _GAP for i in block)
+        for i in sorted(block, key=lambda i: table.columns[i].unit is not Unit.TEXT):  # text is widened first
+            extra = min(max(len(line) for text in columns[i] for line in text.splitlines() or [""]) - least[i], left)
+            least[i], left = least[i] + max(extra, 0), left - max(extra, 0)
         for i in block:
-            drawn.add_column(headers[i], justify="left" if table.columns[i].unit is Unit.TEXT else "right")
+            justify: JustifyMethod = "left" if table.columns[i].unit is Unit.TEXT else "right"
+            drawn.add_column(headers[i], justify=justify, width=least[i])
         for row in body:
             drawn.add_row(*[row[i] for i in block])
         console.print(drawn)
@@ -218,16 +231,12 @@ def to_terminal(table: Table, width: int = TERMINAL_WIDTH) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
-def _blocks(headers: list[str], body: list[list[str]], key_columns: int, width: int) -> list[list[int]]:
+def _blocks(least: list[int], key_columns: int, width: int) -> list[list[int]]:
     """Column numbers of each block: as many as fit without breaking a word."""
-    least = [
-        3 + max(len(word) for text in [headers[i], *(row[i] for row in body)] for word in text.split() or [""])
-        for i in range(len(headers))
-    ]
     keys = list(range(key_columns))
     blocks = [keys.copy()]
-    for i in range(key_columns, len(headers)):
-        if len(blocks[-1]) > key_columns and sum(least[j] for j in blocks[-1]) + least[i] > width:
+    for i in range(key_columns, len(least)):
+        if len(blocks[-1]) > key_columns and sum(least[j] + _GAP for j in [*blocks[-1], i]) > width:
             blocks.append(keys.copy())
         blocks[-1].append(i)
     return blocks

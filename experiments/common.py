@@ -1,0 +1,38 @@
+"""What several reports share: precision groups, notes that must stand under a table, and figures by device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pandas as pd
+
+from fsbench.report.tables import Entry
+
+PUBLISHED = "published (A100)"
+FP32, TEN_BIT = "FP32 grade", "10-bit"
+_TEN_BIT_PRECISIONS = ("fast", "tf32")  # matmul_precision of solvers whose products round to 10 bits
+
+
+def precision(df: pd.DataFrame) -> pd.Series:
+    """FP32 or TEN_BIT for each record: only solvers of one grade are compared with each other."""
+    ten_bit = df["matmul_precision"].isin(_TEN_BIT_PRECISIONS)
+    return ten_bit.map({True: TEN_BIT, False: FP32}).astype(object)
+
+
+def throughput_note(df: pd.DataFrame) -> str:
+    """Says how far from convergence a fixed-iterations comparison is."""
+    iterations, residual = df["n_iterations"].dropna().unique(), df["residual_l1"].dropna()
+    count = f"{iterations[0]:.0f}" if len(iterations) == 1 else "A fixed number of"
+    left = f": residuals from {residual.min():.2g} to {residual.max():.2g}" if len(residual) else ""
+    return f"A throughput test: {count} iterations without a stopping rule, far from convergence{left}."
+
+
+def counter(record: pd.Series, columns: Iterable[str]) -> Entry:
+    """The sum of hardware counters, or why there is none, as the record says it."""
+    values = [record[column] for column in columns]
+    if not any(pd.isna(value) for value in values):
+        return float(sum(values))
+    detail = record["counters_detail"]
+    if isinstance(detail, str) and detail.startswith("not measured"):
+        return detail
+    return "not measured (no GPU)" if record["device"] == "cpu" else "not measured"

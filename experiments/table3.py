@@ -1,0 +1,116 @@
+"""How fast is a forward solve against every baseline, over n and d?
+
+The question of Table 3 of FlashSinkhorn (arXiv 2602.03067), forward pass: x, y ~ N(0, I_d), eps 0.1, 10 iterations.
+Solvers are compared within one precision: a 10-bit table and an FP32-grade table.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from experiments.common import FP32, PUBLISHED, TEN_BIT, precision, throughput_note
+from fsbench.records import Status
+from fsbench.report import figures
+from fsbench.report.analysis import MEMORY, TIME, by_device, geometric_means, memory_columns, speedups
+from fsbench.report.style import MISSING, count_text, label, status_word, styles
+from fsbench.report.tables import Column, Entry, Table, Unit, entry, legend, write
+
+OURS = {FP32: "flash_sinkhorn", TEN_BIT: "flash_sinkhorn_fast"}
+_SLUGS = {FP32: "fp32", TEN_BIT: "10bit"}
+
+# (n, d) -> speed-up over each, forward pass.
+PUBLISHED_AGAINST = ("KeOps", "tensorized", "OTT-JAX")
+PUBLISHED_SPEEDUPS: dict[tuple[int, int], tuple[Entry, Entry, Entry]] = {
+    (10_000, 128): ("9.4", "3.2", "2.0"),
+    (10_000, 512): ("31.7", "1.7", "1.3"),
+    (40_000, 128): ("12.5", "OOM", "3.0"),
+    (40_000, 512): ("OOT", "OOM", "1.6"),
+}
+
+
+def report(df: pd.DataFrame, out_dir: Path) -> list[Path]:
+    """table.* (a block for each precision and d), speedups.*, and figures of time against n and against d."""
+    blocks, ratios, paths = [], [], []
+    for device, suffix, part in by_device(df):
+        grades = precision(part)
+        for grade in (FP32, TEN_BIT):
+            cells = part[grades == grade]
+            if cells.empty and grade == TEN_BIT:
+                continue  # no solver of this grade runs on a CPU
+            ratios.append(_speedups(cells, grade, device))
+            blocks += [_block(of_d, grade, device) for _, of_d in cells.groupby("d")]
+            for x in ("n", "d"):
+                title = f"Forward solve, {grade}: time against {x} on {device}"
+                if x == "n" or cells["d"].nunique() > 1:
+                    figure = figures.scaling(cells, x=x, y=TIME, title=title)
+                    paths += figures.save(figure, out_dir, f"time_{x}_{_SLUGS[grade]}{suffix}")
+    return write([*ratios, *blocks], out_dir) + write(ratios, out_dir, "speedups") + paths
+
+
+def _block(cells: pd.DataFrame, grade: str, device: str) -> Table:
+    """Every solver at every n of one d."""
+    ours, memory = OURS[grade], memory_columns(cells)
+    ratios = speedups(cells, ours)
+    columns = [Column("n", Unit.EXACT), Column("solver"), Column("time", Unit.SECONDS)]
+    columns += [Column(f"time / {label(ours)}", Unit.RATIO)]
+    columns += [Column(f"peak memory, {figures.MEMORY_NAMES[name]}", Unit.BYTES, "memory") for name in memory]
+    columns += [Column("half-step error / eps", Unit.NUMBER), Column("residual L1", Unit.NUMBER)]
+    rows: list[list[Entry]] = []
+    for (n, group), at_n in cells.sort_values("n", kind="stable").groupby(["n", "group_id"], sort=False):
+        records = {record["solver"]: record for _, record in at_n.iterrows()}
+        for name in styles(records):
+            record = records[name]
+            ratio = ratios[name].get(group) if name in ratios else None
+            quality = [entry(record, column) for column in (*memory, "half_step_error", "residual_l1")]
+            rows.append([float(n), label(name), entry(record, TIME), ratio, *quality])
+    first = cells.iloc[0]
+    title = f"Forward, {grade}: d = {count_text(first['d'])}, eps = {first['eps']:g}, on {device}"
+    notes = [throughput_note(cells), *(f"Peak memory, {figures.MEMORY_NAMES[m]}: {MEMORY[m]}." for m in memory)]
+    return Table(title, columns, rows, [*notes, *legend(rows)], key_columns=2)
+
+
+def _speedups(cells: pd.DataFrame, grade: str, device: str) -> Table:
+    """Ours against each other solver, published figures in columns of their own, and a mean over what all finished."""
+    ours = OURS[grade]
+    ratios = speedups(cells, ours)
+    others = [name for name in styles(cells["solver"].dropna()) if name != ours]
+    published = PUBLISHED_AGAINST if grade == FP32 else ()
+    columns = [Column("d", Unit.EXACT), Column("n", Unit.EXACT)]
+    columns += [Column(f"over {label(name)}", Unit.RATIO) for name in others]
+    columns += [Column(f"over {name}, {PUBLISHED}", Unit.RATIO) for name in published]
+    records = {(record["group_id"], record["solver"]): record for _, record in cells.iterrows()}
+    groups = cells.sort_values(["d", "n"]).drop_duplicates("group_id")
+    rows: list[list[Entry]] = []
+    for _, group in groups.iterrows():
+        key = group["group_id"]
+        measured = [_ratio(ratios, key, name, records.get((key, name)), records.get((key, ours))) for name in others]
+        theirs = PUBLISHED_SPEEDUPS.get((group["n"], group["d"]), (None,) * len(PUBLISHED_AGAINST))
+        rows.append([float(group["d"]), float(group["n"]), *measured, *(theirs if published else ())])
+    means, common = geometric_means(ratios.reindex(columns=others))
+    if len(rows) > 1:
+        counted = f"{common} of {len(rows)} cells"
+        mean_row: list[Entry] = [None if pd.isna(means[name]) else float(means[name]) for name in others]
+        rows.append(["geometric mean", counted, *mean_row, *[None] * len(published)])
+    notes = [
+        f"Time of each solver over that of {label(ours)}, only where both finished; the mean is over the cells that"
+        " every solver with a number finished.",
+        throughput_note(cells),
+    ]
+    if published:
+        notes.append(
+            f"Columns marked {PUBLISHED} are the FlashSinkhorn paper's, TF32 products against FP32 baselines on an"
+            " A100-80GB, not measured here."
+        )
+    title = f"Forward, {grade}: speed-up of {label(ours)} on {device}"
+    return Table(title, columns, rows, [*notes, *legend(rows)], key_columns=2)
+
+
+def _ratio(ratios: pd.DataFrame, group: str, solver: str, theirs: pd.Series | None, ours: pd.Series | None) -> Entry:
+    ratio = ratios[solver].get(group) if solver in ratios else None
+    if ratio is not None and not pd.isna(ratio):
+        return float(ratio)
+    if theirs is not None and theirs["status"] != Status.OK:
+        return status_word(theirs)
+    return f"ours {status_word(ours)}" if ours is not None and ours["status"] != Status.OK else MISSING
