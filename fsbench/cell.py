@@ -1,6 +1,8 @@
 """Measure one cell: import, prepare, warm up, sample in rounds, a memory pass of its own, then score.
 
 Runs inside a worker. `Measurement` raises whatever goes wrong; `describe_failure` turns that into record columns.
+Importing this module loads no framework: the solver's own module comes first, for it may have to load libraries that
+must precede torch's.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import math
 import time
 import traceback
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,9 +23,11 @@ from fsbench.api import Budget, Cell, Clouds, FixedIterations, Problem, Solution
 from fsbench.clock import time_solve
 from fsbench.frameworks import Backend, backend
 from fsbench.memory import PeakMemory, energy_j, gpu_state
-from fsbench.metrics import Score, score
 from fsbench.records import Phase, Record, Status
 from fsbench.stats import quartiles
+
+if TYPE_CHECKING:
+    from fsbench.metrics import Score
 
 ENERGY_WINDOW_S = 1.0  # the GPU's energy counter moves in steps of up to a tenth of a second
 
@@ -226,6 +230,8 @@ class Measurement:
         return _Kept(f, g, replace(solution, f=None, g=None))
 
     def _score(self, kept: _Kept) -> Score:
+        from fsbench.metrics import score  # brings torch: see the module's docstring
+
         cell = self.cell
         try:
             scored = score(self._clouds, kept.f, kept.g, eps=cell.eps, cost_scale=cell.cost_scale, device=cell.device)
@@ -258,8 +264,9 @@ class Measurement:
             iterations = cell.budget.iterations
             gained = summary.median - quartiles(self._half_seconds).median
             slope = gained / (iterations - self._half.iterations)
-            if slope > 0:  # else the solve is shorter than its own noise
-                columns |= {"time_per_iteration_s": slope, "setup_s": summary.median - iterations * slope}
+            setup = summary.median - iterations * slope
+            if slope > 0:  # a slope or a set-up below zero is noise: not resolved
+                columns |= {"time_per_iteration_s": slope, "setup_s": setup if setup >= 0 else None}
         return columns
 
     def _quality_columns(self, scored: Score, *, reached: bool) -> Record:
@@ -267,7 +274,7 @@ class Measurement:
         curve = [p for p in said.trace if math.isfinite(p.residual)]
         return {
             "n_iterations": said.n_iterations,
-            "n_passes": said.n_passes,
+            "n_passes": None if said.n_passes is None else float(said.n_passes),
             "residual_l1": scored.residual_l1,
             "residual_row_l1": scored.residual_row_l1,
             "residual_col_l1": scored.residual_col_l1,

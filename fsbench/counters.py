@@ -6,6 +6,7 @@ Parent side: starts `ncu` on `fsbench.counters_child` and reads its table. Impor
 from __future__ import annotations
 
 import csv
+import math
 import os
 import shutil
 import signal
@@ -39,29 +40,29 @@ def measure(cell: Cell, *, timeout_s: float) -> dict[str, Any]:
         return _nothing("not measured (Nsight Compute's ncu is not on PATH)")
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "ncu.csv"
-        failure = _run(_command(ncu, log), cell, timeout_s)
+        failure = _run(_command(ncu, log, cell), timeout_s)
         text = log.read_text() if log.exists() else ""
     return parse(text, failure)
 
 
-def _command(ncu: str, log: Path) -> list[str]:
+def _command(ncu: str, log: Path, cell: Cell) -> list[str]:
     return [
         ncu, "--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(METRICS),
         "--clock-control", "none",  # locking clocks needs rights that few have
         "--cache-control", "none",  # a flush before every kernel would count traffic that a solve does not have
         "--profile-from-start", "off", "--target-processes", "all", "--log-file", str(log),
-        sys.executable, "-m", "fsbench.counters_child",
+        sys.executable, "-m", "fsbench.counters_child", cell.to_json(),
     ]  # fmt: skip
 
 
-def _run(command: list[str], cell: Cell, timeout_s: float) -> str | None:
+def _run(command: list[str], timeout_s: float) -> str | None:
     """Run to the end or to the deadline; why it failed, or None."""
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         env=os.environ | {"LC_ALL": "C"}, start_new_session=True,
     )  # fmt: skip
     try:
-        _, errors = process.communicate(cell.to_json(), timeout=timeout_s)
+        _, errors = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         return f"stopped after {timeout_s:g} s"
     finally:
@@ -104,11 +105,12 @@ def _nothing(reason: str) -> dict[str, Any]:
 
 
 def _number(row: dict[str, str], name: str) -> float | None:
-    """A cell of the table; ncu writes thousands separators, and n/a or nothing where it has no value."""
+    """A cell of the table; ncu writes thousands separators, and n/a, nan or nothing where it has no value."""
     try:
-        return float((row.get(name) or "").replace(",", ""))
+        value = float((row.get(name) or "").replace(",", ""))
     except ValueError:
         return None
+    return value if math.isfinite(value) else None
 
 
 def _total(kernels: list[dict[str, str]], name: str) -> float | None:

@@ -1,11 +1,9 @@
-"""What Nsight Compute watches: reads a cell as JSON from standard input, warms it, then one solve between the marks."""
+"""What Nsight Compute watches: `python -m fsbench.counters_child CELL` warms a cell, then solves once between marks."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import replace
-
-import torch
 
 from fsbench.api import Cell
 from fsbench.cell import Measurement
@@ -13,11 +11,13 @@ from fsbench.cell import Measurement
 
 def main() -> None:
     """Profile one warm solve. Any failure is the process's exit code and traceback."""
-    cell = Cell.from_json(sys.stdin.read())
+    cell = Cell.from_json(sys.argv[1])
     few = replace(cell.timing, warmup_calls=2, warmup_seconds=0.0, slope=False)
     measurement = Measurement(replace(cell, timing=few))
     measurement.start()
     measurement.solve()  # refills the caches that `start` emptied
+    import torch  # not earlier: the solver's module comes first, as in fsbench.cell
+
     profiler = torch.cuda.cudart()  # marks the whole process, JAX's and KeOps' kernels too
     torch.cuda.check_error(profiler.cudaProfilerStart())
     measurement.solve()

@@ -24,7 +24,7 @@ class Score:
     half_step_error: min over the sides of max |log(marginal / weight)| over points of positive weight; the side that
     was updated last has it at rounding level. inf where a marginal underflows to zero.
     dual_value = <a, f> + <b, g> - eps (mass - |a||b|); primal_value = <P, C> + eps KL(P | a x b), KL with the
-    mass terms, so both agree with OT_eps at the optimum.
+    mass terms, so both agree with OT_eps at the optimum. A plan that overflows has residual inf, and inf or nan values.
     """
 
     residual_row_l1: float
@@ -47,7 +47,7 @@ def score(
     y, b, g = _positive("g", clouds.y, clouds.b, g)
     on_device = [torch.from_numpy(np.ascontiguousarray(v)).to(device) for v in (x, y, f / eps, g / eps, a, b)]
     row_sums, col_sums = _plan_sums(on_device, cost_scale / eps)
-    with np.errstate(over="ignore"):  # an overflowing plan scores inf
+    with np.errstate(over="ignore", invalid="ignore"):  # an overflowing plan scores inf
         row, col = a * row_sums.cpu().numpy(), b * col_sums.cpu().numpy()  # P1 [n], P^T 1 [m]
         mass = float(row.sum())
         entropic = eps * (mass - a.sum() * b.sum())

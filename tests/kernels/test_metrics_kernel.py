@@ -61,7 +61,9 @@ sys.stdout.buffer.write(kernel.asm["cubin"])
 
 
 def _python(code: str, *args: str, interpret: bool) -> bytes:
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | ({"TRITON_INTERPRET": "1"} if interpret else {})
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | (
+        {"TRITON_INTERPRET": "1"} if interpret else {}
+    )
     done = subprocess.run([sys.executable, "-c", code, *args], env=env, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout
