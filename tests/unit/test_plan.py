@@ -1,0 +1,258 @@
+"""From overrides to cells: selection, order, identity, and one clear line for every mistake."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+
+import pytest
+
+from fsbench import compose
+from fsbench.api import Cell, FixedIterations, ToResidual
+from fsbench.compose import ConfigError
+from fsbench.plan import make_plan
+
+EXPERIMENT = """
+# @package _global_
+experiment: mine
+question: Does it plan?
+grid:
+  gpu: {solver: [toy, toy2], problem: [gaussian], n: [3000, 100], d: [64, 3], eps: [0.1], seed: [0], dtype: [float32]}
+  cpu: {n: [200]}
+budget: {kind: fixed_iterations, iterations: 10}
+timing: {counters: true}
+"""
+
+
+@pytest.fixture
+def conf(tmp_path) -> Path:
+    for group in ("solver", "experiment", "problem"):
+        (tmp_path / group).mkdir()
+    (tmp_path / "solver" / "toy.yaml").write_text("_target_: toy.Toy\nparams: {speed: 1}\n")
+    (tmp_path / "solver" / "toy2.yaml").write_text("_target_: toy.Toy\nparams: {speed: 2}\nmatmul_precision: fast\n")
+    (tmp_path / "experiment" / "mine.yaml").write_text(EXPERIMENT)
+    return tmp_path
+
+
+@pytest.fixture
+def plan(conf):
+    def make(*overrides: str, gpu: bool = True):
+        return make_plan(["experiment=mine", *overrides], [conf], gpu=gpu)
+
+    return make
+
+
+def line_of(error: pytest.ExceptionInfo) -> str:
+    text = str(error.value)
+    assert "\n" not in text
+    return text
+
+
+def test_the_grid_of_the_machine_and_cpu_overrides_only_what_differs(plan):
+    on_gpu, on_cpu = plan(), plan(gpu=False)
+    assert [cell.n for cell in on_gpu.cells] == [100] * 4 + [3000] * 4
+    assert {cell.n for cell in on_cpu.cells} == {200}
+    assert {cell.d for cell in on_cpu.cells} == {3, 64}
+    assert {cell.device for cell in on_gpu.cells} == {"cuda"}
+    assert {cell.device for cell in on_cpu.cells} == {"cpu"}
+    assert any("CPU profile" in notice for notice in on_cpu.notices)
+    assert on_gpu.notices == ()
+
+
+def test_solvers_of_a_comparison_are_neighbours_and_sizes_increase(plan):
+    cells = plan("problem=[uniform_gaussian,gaussian]", "eps=[0.5,0.1]").cells
+    groups = [list(group) for _, group in itertools.groupby(cells, key=lambda cell: cell.group_id)]
+    assert len(groups) == len({cell.group_id for cell in cells})
+    assert all([cell.solver for cell in group] == ["toy", "toy2"] for group in groups)
+    assert [cell.problem for cell in cells] == ["uniform_gaussian"] * 16 + ["gaussian"] * 16
+    sizes = [(cell.n, cell.d) for cell in cells if cell.problem == "gaussian"]
+    assert sizes == sorted(sizes)
+
+
+def test_the_command_line_wins_scalar_or_list(plan):
+    cells = plan("solver=toy", "n=50", "m=[70,60]", "d=2", "eps=0.3", "seed=[4]", "dtype=float64").cells
+    assert [(c.n, c.m, c.d, c.eps, c.seed, c.dtype) for c in cells] == [
+        (50, 60, 2, 0.3, 4, "float64"), (50, 70, 2, 0.3, 4, "float64")
+    ]  # fmt: skip
+
+
+def test_m_follows_n_by_default(plan):
+    assert all(cell.m == cell.n for cell in plan().cells)
+
+
+@pytest.mark.parametrize("spelling", ["1e-05", "1E-5", "0.00001", "1.e-5"])
+def test_every_spelling_of_a_number_is_the_same_cell(plan, spelling):
+    (cell,) = plan("solver=toy", "n=10", "d=3", f"eps={spelling}").cells
+    (same,) = plan("solver=toy", "n=10", "d=3", "eps=[1e-5]").cells
+    assert cell.eps == 1e-5
+    assert cell.cell_id == same.cell_id
+
+
+def test_an_experiment_overrides_single_keys_of_the_timing_preset(plan):
+    standard, quick = plan().cells[0].timing, plan("timing=quick").cells[0].timing
+    assert (standard.counters, standard.rounds, standard.max_samples) == (True, 2, 50)
+    assert (quick.counters, quick.rounds, quick.max_samples) == (True, 1, 3)
+    assert plan("timing=quick", "timing.rounds=3").cells[0].timing.rounds == 3
+
+
+def test_a_command_line_may_change_the_kind_of_budget(plan):
+    assert plan().cells[0].budget == FixedIterations(10)
+    assert plan("budget.iterations=7").cells[0].budget == FixedIterations(7)
+    changed = plan("budget.kind=to_residual", "budget.tol=1e-3").cells[0].budget
+    assert changed == ToResidual(tol=1e-3)
+    both = plan("budget=[{kind:fixed_iterations,iterations:5},{kind:to_residual,tol:0.01}]", "n=10", "d=3").cells
+    assert [cell.budget for cell in both] == [FixedIterations(5)] * 2 + [ToResidual(0.01)] * 2
+
+
+def test_settings_of_one_solver_from_the_command_line(plan):
+    for override in ("solver_params.toy.width=64", "+solver_params.toy.width=64"):
+        cells = plan(override, "n=10", "d=3").cells
+        assert [cell.solver_params for cell in cells] == [{"speed": 1, "width": 64}, {"speed": 2}]
+    assert plan("problem_params.gaussian.shift=2.0").cells[0].problem_params["shift"] == 2.0
+
+
+def test_two_names_for_one_measurement_are_refused(plan):
+    with pytest.raises(ConfigError) as error:
+        plan("solver_params.toy2.speed=1")
+    assert "same measurement" in line_of(error)
+
+
+def test_repeated_values_are_one_cell(plan):
+    assert len(plan("solver=[toy,toy]", "n=[10,10]", "d=3").cells) == 1
+
+
+def test_cells_travel_as_json(plan):
+    for cell in plan("budget.kind=to_residual", "budget.tol=0.01").cells:
+        again = Cell.from_json(cell.to_json())
+        assert again == cell
+        assert again.cell_id == cell.cell_id
+
+
+def test_cell_id_ignores_labels_and_deadlines_and_nothing_else(plan):
+    base = plan("n=10", "d=3").cells[0]
+    assert plan("n=10", "d=3", "timeout_s=5").cells[0].cell_id == base.cell_id
+    changes = ("seed=1", "eps=0.2", "d=4", "dtype=float64", "cost_scale=0.5", "budget.iterations=3", "timing=quick",
+               "solver_params.toy.speed=9", "problem_params.gaussian.z=1", "m=11", "device=cpu")  # fmt: skip
+    ids = {plan("n=10", "d=3", change).cells[0].cell_id for change in changes}
+    assert len(ids | {base.cell_id}) == len(changes) + 1
+
+
+@pytest.mark.parametrize(
+    ("text", "limit_s"), [("90", 90), ("90s", 90), ("10m", 600), ("3h", 10_800), ("none", None), ("1.5m", 90)]
+)
+def test_time_limits_with_units(plan, text, limit_s):
+    made = plan(f"timeout_s={text}", f"budget_s={text}")
+    assert made.timeout_s == made.budget_s == limit_s
+    assert {cell.timeout_s for cell in made.cells} == {limit_s}
+
+
+@pytest.mark.parametrize("text", ["10x", "-5", "", "0", "nan", "inf", "m", "true"])
+def test_bad_time_limits(plan, text):
+    with pytest.raises(ConfigError, match="timeout_s must be a positive time"):
+        plan(f"timeout_s={text}")
+
+
+def test_a_limit_on_the_command_line_wins_over_the_file_and_says_so(conf, plan):
+    path = conf / "experiment" / "mine.yaml"
+    path.write_text(path.read_text() + "timeout_s: 60\n")
+    assert (plan().timeout_s, plan().notices) == (60, ())
+    shorter = plan("timeout_s=5")
+    assert shorter.timeout_s == 5
+    assert shorter.config["timeout_s"] == 5
+    assert shorter.notices == ("timeout_s=5 replaces the experiment's own 60",)
+
+
+@pytest.mark.parametrize(
+    ("override", "needle"),
+    [
+        ("epsilom=0.1", "unknown key 'epsilom' in the command line; did you mean 'eps'?"),
+        ("+epsilom=0.1", "did you mean 'eps'?"),
+        ("solver=[toi]", "unknown solver 'toi'; did you mean 'toy'?"),
+        ("problem=gausian", "unknown problem 'gausian'; did you mean 'gaussian'?"),
+        ("experiment=mime", "unknown experiment 'mime'; did you mean 'mine'?"),
+        ("timing=quik", "unknown timing 'quik'; did you mean 'quick'?"),
+        ("timing.round=1", "did you mean 'rounds'?"),
+        ("budget.iteration=1", "did you mean 'iterations'?"),
+        ("solver_params.toyy.a=1", "did you mean 'toy'?"),
+        ("device=gpu", "device must be one of auto, cuda, cpu"),
+        ("dtype=float16", "dtype must be one of float32, float64"),
+        ("eps=abc", "eps must be a number, got 'abc'"),
+        ("eps=0", "eps must be positive"),
+        ("eps=-0.1", "eps must be positive"),
+        ("eps=inf", "eps must be a number"),
+        ("eps=[]", "eps is empty"),
+        ("n=0", "n must be a whole number of at least 1"),
+        ("n=10.5", "n must be a whole number"),
+        ("n=true", "n must be a number"),
+        ("d=[3,-1]", "d must be a whole number"),
+        ("seed=-1", "seed must be a whole number of at least 0"),
+        ("n=1,2", "write a list: n=[a,b]"),
+        ("n=[1", "cannot read 'n=[1'"),
+        ("~n", "would remove a key"),
+        ("hydra.run.dir=x", "--config-dir"),
+        ("budget.kind=forever", "budget.kind must be one of"),
+        ("budget.kind=to_residual", "needs tol"),
+        ("budget.iterations=0", "budget.iterations must be a whole number"),
+        ("budget=5", "budget must be like"),
+        ("timing.min_samples=99", "min_samples=99"),
+        ("fail_fast=maybe", "fail_fast must be true or false"),
+        ("retries=-1", "retries must be a whole number of at least 0"),
+    ],
+)
+def test_mistakes_are_one_line(plan, override, needle):
+    with pytest.raises(ConfigError) as error:
+        plan(override)
+    assert needle in line_of(error)
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "needle"),
+    [
+        ("experiment/mine", "epsilom: 0.1", "unknown key 'epsilom' in experiment 'mine'; did you mean 'eps'?"),
+        ("solver/toy", "parms: {}", "unknown key 'parms' in solver/toy.yaml; did you mean 'params'?"),
+        ("problem/own", "_target: a.b", "unknown key '_target' in problem/own.yaml; did you mean '_target_'?"),
+    ],
+)
+def test_unknown_keys_in_files(conf, plan, file, line, needle):
+    (conf / "problem" / "own.yaml").write_text("_target_: own.cloud\n")
+    path = conf / f"{file}.yaml"
+    path.write_text(path.read_text() + line + "\n")
+    with pytest.raises(ConfigError) as error:
+        plan("problem=own")
+    assert needle in line_of(error)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "needle"),
+    [
+        ("solver: [toy, toy2]", "solvers: [toy]", "did you mean 'solver'?"),
+        ("counters: true", "counter: true", "did you mean 'counters'?"),
+        ("cpu:", "cqu:", "did you mean 'cpu'?"),
+        ("grid:", "grid: [", "cannot read"),
+    ],
+)
+def test_mistakes_inside_an_experiment(conf, plan, old, new, needle):
+    path = conf / "experiment" / "mine.yaml"
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(ConfigError) as error:
+        plan()
+    assert needle in line_of(error)
+
+
+def test_a_missing_folder_of_configuration(tmp_path):
+    with pytest.raises(ConfigError, match="is not a folder"):
+        make_plan(["experiment=mine"], [tmp_path / "nothing"])
+
+
+def test_ten_thousand_cells_in_under_three_seconds(plan):
+    began = time.process_time()
+    sizes = f"n=[{','.join(str(100 + i) for i in range(100))}]"
+    made = plan(sizes, "eps=[0.1,0.2,0.3,0.4,0.5]", "d=[1,2,3,4,5]", "seed=[0,1]")
+    assert len({cell.cell_id for cell in made.cells}) == len(made.cells) == 10_000
+    assert time.process_time() - began < 3.0
+
+
+def test_own_files_do_not_hide_those_of_the_checkout(conf):
+    (conf / "solver" / "pot.yaml").write_text("_target_: other.Pot\n")
+    assert compose.load_solver("pot", [conf]).target != "other.Pot"
