@@ -91,7 +91,9 @@ def load_yaml(path: Path) -> dict[str, Any]:
     """A YAML file as plain Python. ConfigError if it is not a mapping."""
     try:
         raw = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    except (OmegaConfBaseException, yaml.YAMLError, OSError) as error:
+    except yaml.YAMLError as error:
+        raise ConfigError(_one_line(error)) from error
+    except (OmegaConfBaseException, OSError) as error:
         raise ConfigError(f"cannot read {path}: {_one_line(error)}") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} must hold key: value lines")
@@ -127,7 +129,7 @@ def composed(overrides: Iterable[str], config_dirs: Iterable[Path] = ()) -> dict
     """The whole configuration for these command-line overrides as a plain dict, keys checked.
 
     `solver=` and `problem=` name files of conf/ but select from the grid, so they are not handed to Hydra, which
-    would take them for config groups. Raises ConfigError.
+    would take them for config groups; nor is a whole `budget=`, which it would merge. Raises ConfigError.
     """
     config_dirs = [Path(folder).resolve() for folder in config_dirs]
     for folder in config_dirs:
@@ -139,7 +141,7 @@ def composed(overrides: Iterable[str], config_dirs: Iterable[Path] = ()) -> dict
     for override in _parse(overrides):
         key, line = override.key_or_group, override.input_line or ""
         _check_override(override, known, config_dirs)
-        if key in ("solver", "problem"):
+        if key in ("solver", "problem", "budget"):
             selected[key] = override.value()
         else:
             passed.append(f"++{line}" if key.split(".")[0] in _OPEN and not line.startswith(("+", "~")) else line)
@@ -241,4 +243,6 @@ def _mapping(raw: dict[str, Any], key: str, where: str) -> dict[str, Any]:
 
 
 def _one_line(error: Exception) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"cannot read {error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}"
     return " ".join(str(error).split("\n")[0].split()) or type(error).__name__
