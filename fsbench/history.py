@@ -28,13 +28,13 @@ class History:
         self._attempts: dict[str, int] = defaultdict(int)
         self._error_runs: dict[str, set[str]] = defaultdict(set)
         earlier = [record for path in sorted(folder.glob("measurements*.jsonl")) for record in read_lines(path)]
-        for record in sorted(earlier, key=lambda record: record["started_at"]):
+        for record in sorted(earlier, key=lambda record: record.get("started_at") or ""):
             self.add(record)
 
     def add(self, record: Record) -> None:
         """Take in a record, the newest so far; those of other cells, code or machines are passed over."""
         cell = self._cells.get(record.get("cell_id", ""))
-        if cell is None or record["env_id"] != self._env_id or record["schema_version"] != SCHEMA_VERSION:
+        if cell is None or record["schema_version"] != SCHEMA_VERSION or record["env_id"] != self._env_id:
             return
         if record["code_id"] != code_id(cell.solver_target, cell.problem_target):
             return

@@ -217,9 +217,17 @@ def check_record(record: Record) -> None:
     if record["mode"] == "to_residual" and record.get("tol") is None:
         raise ValueError("a record with mode to_residual needs tol")
     for name, value in record.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"column {name} is {value}: write null for missing")
+        if not _is_finite(value):
+            raise ValueError(f"column {name} is or holds nan or inf: write null for missing")
     pa.Table.from_pylist([record], schema=MEASUREMENTS)  # types
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def append(path: Path, record: Record) -> None:

@@ -99,10 +99,12 @@ class FakeMeasurement:
     def finish(self) -> Record:
         self.phase = Phase.SCORE
         self._reached("finish")
-        residual = float("nan") if self.params.get("do") == "nan" else 1e-3
+        do = self.params.get("do")
+        residual = float("nan") if do == "nan" else 1e-3
+        seconds = float("inf") if do == "nan_samples" else 0.01
         return {
             "status": "ok", "framework": "torch", "input_hash": "same", "first_call_s": 0.1,
-            "time_to_solution_s": 0.01, "samples_s": [0.01] * 5, "residual_l1": residual, "phase": "score",
+            "time_to_solution_s": 0.01, "samples_s": [0.01, seconds], "residual_l1": residual, "phase": "score",
         }  # fmt: skip
 
     def _reached(self, op: str) -> None:
@@ -118,6 +120,8 @@ class FakeMeasurement:
 
     def _nan(self) -> None:
         pass
+
+    _nan_samples = _nan
 
     def _raise(self) -> None:
         raise RuntimeError("deliberate failure")

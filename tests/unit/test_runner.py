@@ -89,6 +89,7 @@ def test_rounds_alternate_between_the_solvers_of_a_comparison_and_workers_are_ke
         ("exit", "error", "exit code 3", 3),
         ("killed", "error", "no out-of-memory kill", -signal.SIGKILL),
         ("nan", "error", "residual_l1", None),
+        ("nan_samples", "error", "samples_s", None),
     ],
 )
 def test_every_end_is_one_labelled_row_and_the_rest_goes_on(out, do, status, detail, exit_code):
