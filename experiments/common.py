@@ -9,7 +9,7 @@ import pandas as pd
 from fsbench.report.tables import Entry
 
 PUBLISHED = "published (A100)"
-FP32, TEN_BIT = "FP32 grade", "10-bit"
+FP32, TEN_BIT = "FP32-grade", "10-bit"
 _TEN_BIT_PRECISIONS = ("fast", "tf32")  # matmul_precision of solvers whose products round to 10 bits
 
 

@@ -62,7 +62,8 @@ def _block(cells: pd.DataFrame, grade: str, device: str) -> Table:
         records = {record["solver"]: record for _, record in at_n.iterrows()}
         for name in styles(records):
             record = records[name]
-            ratio = ratios[name].get(group) if name in ratios else None
+            measured = ratios[name].get(group) if name in ratios else None
+            ratio = 1.0 if name == ours and record["status"] == Status.OK else measured
             quality = [entry(record, column) for column in (*memory, "half_step_error", "residual_l1")]
             rows.append([float(n), label(name), entry(record, TIME), ratio, *quality])
     first = cells.iloc[0]

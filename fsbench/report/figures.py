@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
-from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, NullFormatter, NullLocator
+from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from fsbench.records import Status
 from fsbench.report.analysis import TIME, finished, power_fit
@@ -40,7 +40,8 @@ def scaling(df: pd.DataFrame, *, x: str, y: str, title: str, fit: bool = False) 
     A failed cell is a cross at the top edge over its size, with its status word; inferred ones are pale.
     """
     other = "d" if x == "n" else "n"
-    panels = [(key, part) for key, part in df.groupby(["problem", "eps", other], sort=True) if part[x].notna().any()]
+    panels = [(key, part) for key, part in df.groupby(["problem", "eps", other]) if part[x].notna().any()]
+    panels.sort(key=lambda panel: (panel[0][0], -panel[0][1], panel[0][2]))
     if not panels:
         return _empty(title)
     columns = 2 if fit and len(panels) > 1 else _columns(len(panels))
@@ -123,7 +124,7 @@ def bars(df: pd.DataFrame, *, y: str, title: str) -> Figure:
             )
             spread = [[max(values[name] - low, 0)], [max(high - values[name], 0)]]
             ax.errorbar(values[name], place, xerr=spread, fmt="none", ecolor="#333333", capsize=2, linewidth=1)
-            ax.text(max(values[name], high), place, f"  {_engineering(values[name], scale)}", va="center")
+            ax.text(max(values[name], high), place, f"  {scale(float(f'{values[name]:.2e}'))}", va="center")
         ax.set_yticks(range(len(names)), [look[name].label for name in names])
         ax.invert_yaxis()
         ax.grid(False, axis="y")
@@ -187,11 +188,6 @@ def save(figure: Figure, out_dir: Path, stem: str) -> list[Path]:
     figure.savefig(png, dpi=150, metadata={"Software": None})
     figure.savefig(svg, metadata={"Date": None})
     return [png, svg]
-
-
-def _engineering(value: float, scale: EngFormatter) -> str:
-    """Three significant digits with a unit: 1.23 ms."""
-    return scale.format_eng(float(f"{value:.2e}")) + scale.unit
 
 
 def _columns(panels: int) -> int:
@@ -303,6 +299,9 @@ def _axes(ax: Axes, part: pd.DataFrame, x: str, y: str) -> None:
     if sizes:
         margin = max(span, 2.0) ** 0.12
         ax.set_xlim(sizes[0] / margin, sizes[-1] * margin)
+    low, high = ax.get_ylim()
+    if high / low < 40:
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.yaxis.set_major_formatter(EngFormatter(unit=_Y[y][1], sep=" "))
     ax.yaxis.set_minor_formatter(NullFormatter())
 
