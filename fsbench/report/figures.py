@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -138,8 +139,13 @@ def bars(df: pd.DataFrame, *, y: str, title: str) -> Figure:
 
 @matplotlib.rc_context(_RC)
 def anytime(df: pd.DataFrame, *, title: str) -> Figure:
-    """Residual against seconds inside one solve, from each cell's own curve, a panel for each comparison."""
-    traced = df[df["curve"].map(lambda curve: len(_points(curve)) > 0)]
+    """Residual against seconds, a panel for each comparison.
+
+    A line is the solver's own trace of one solve; a solver that reports none is the points it ended at: one for each
+    rung of its ladder, or one.
+    """
+    df = df.assign(points=[_points(record) for _, record in df.iterrows()])
+    traced = df[df["points"].map(lambda found: len(found[0]) > 0)]
     panels = sorted(
         traced.groupby(["problem", "d", "eps", "n"]), key=lambda panel: (*panel[0][:2], -panel[0][2], panel[0][3])
     )
@@ -157,14 +163,18 @@ def anytime(df: pd.DataFrame, *, title: str) -> Figure:
             continue
         (_, d, eps, n), part = panels[index]
         for name in reversed(look):
-            for curve in part.loc[part["solver"] == name, "curve"]:
-                seconds, residuals = zip(*_points(curve), strict=True)
-                style = look[name]
+            style = look[name]
+            for _, cell in part[part["solver"] == name].iterrows():
+                points, is_trace = cell["points"]
+                seconds, residuals = zip(*points, strict=True)
+                if not is_trace:
+                    ax.plot(seconds, residuals, style.marker, color=style.colour)
+                    continue
                 ax.plot(seconds, residuals, style.line, color=style.colour)
                 ax.plot(seconds[-1], residuals[-1], style.marker, color=style.colour)
         for tol in part["tol"].dropna().unique():
             ax.axhline(tol, color="#555555", linewidth=0.8, linestyle=(0, (4, 3)))
-            ax.text(1, tol, "target", transform=ax.get_yaxis_transform(), ha="right", va="bottom", fontsize=7)
+            ax.text(0.01, tol, "target", transform=ax.get_yaxis_transform(), va="bottom", fontsize=7)
         ax.set_xscale("log")
         ax.set_yscale("log")
         ax.xaxis.set_major_formatter(EngFormatter(unit="s", sep=" "))
@@ -207,13 +217,29 @@ def _empty(title: str) -> Figure:
     return figure
 
 
-def _points(curve: list[dict]) -> list[tuple[float, float]]:
-    """(seconds, residual) of the points that log axes can show."""
-    pairs = ((point.get("seconds"), point.get("residual")) for point in curve if isinstance(point, dict))
-    return [
-        (s, r) for s, r in pairs if isinstance(s, float | int) and isinstance(r, float | int) and s > 0 and r > 0
-        and math.isfinite(s) and math.isfinite(r)
-    ]  # fmt: skip
+def _points(record: pd.Series) -> tuple[list[tuple[float, float]], bool]:
+    """(seconds, residual) that log axes show, of a record's curve, else of its ladder's rungs, else of its end.
+
+    The flag says whether they are one solve's trace.
+    """
+    end = [{"seconds": record[TIME], "residual": record["residual_l1"]}]
+    for trace in (record["curve"], _rungs(record["ladder"]), end):
+        pairs = [(point.get("seconds"), point.get("residual")) for point in trace if isinstance(point, dict)]
+        if drawable := [(float(s), float(r)) for s, r in pairs if _drawable(s) and _drawable(r)]:
+            return drawable, trace is record["curve"]
+    return [], False
+
+
+def _rungs(ladder: str | None) -> list:
+    try:
+        rungs = json.loads(ladder) if ladder else []
+    except json.JSONDecodeError:
+        rungs = []
+    return rungs if isinstance(rungs, list) else []
+
+
+def _drawable(value: Any) -> bool:
+    return isinstance(value, float | int) and 0 < value < math.inf
 
 
 def _drawn(cells: pd.DataFrame, x: str, y: str) -> pd.DataFrame:

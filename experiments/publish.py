@@ -1,0 +1,32 @@
+"""Published records to the tables and figures beside them: results/published/<gpu>/<experiment>/ from its Parquet."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import yaml
+
+from fsbench.report import load
+
+ROOT = Path(__file__).resolve().parent.parent
+PUBLISHED = ROOT / "results" / "published"
+
+
+def report_of(experiment: str) -> Callable[[pd.DataFrame, Path], list[Path]]:
+    """report(df, out_dir) as conf/experiment/<experiment>.yaml names it. FileNotFoundError if there is no such file."""
+    settings = yaml.safe_load((ROOT / "conf" / "experiment" / f"{experiment}.yaml").read_text())
+    module, _, function = settings["report"].rpartition(".")
+    return getattr(importlib.import_module(module), function)
+
+
+def publish(parquet: Path, out_dir: Path | None = None) -> list[Path]:
+    """Write the report of one <gpu>/<experiment>.parquet into out_dir, by default the folder of that name beside it."""
+    return report_of(parquet.stem)(load(parquet), out_dir or parquet.with_suffix(""))
+
+
+def published(root: Path = PUBLISHED) -> list[Path]:
+    """The measurement files <gpu>/<experiment>.parquet under `root`."""
+    return sorted(path for path in root.glob("*/*.parquet") if path.stem != "environments")
