@@ -7,11 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from fsbench.compose import ConfigError
-from fsbench.env import environment
-from fsbench.history import History
 from fsbench.plan import Plan
 from fsbench.progress import RunProgress, make_console
-from fsbench.records import Status
 from fsbench.runner import Outcome, Runner
 
 
@@ -40,15 +37,16 @@ def run_shards(plan: Plan) -> Outcome:
     except (NameError, TypeError) as error:
         raise ConfigError(f"launcher.parameters: {error}") from error
     jobs: list[Any] = executor.map_array(_run_shard, [plan] * count, range(count), [count] * count)
-    broken = [str(job.exception()).strip().splitlines()[-1] for job in jobs if job.exception() is not None]
-    history = History(plan.folder, plan.cells, environment()["env_id"])
-    rows = tuple((cell, history.latest(cell)) for cell in plan.cells)
-    failed = any(record is not None and record["status"] == Status.ERROR for _, record in rows)
-    stopped = f"{len(broken)} of {count} shards failed: {broken[0]}" if broken else None
-    return Outcome(rows, stopped, int(failed or bool(broken)))
+    broken = [str(error).strip().splitlines()[-1] for job in jobs if (error := job.exception()) is not None]
+    ended = [job.result() for job in jobs if job.exception() is None]
+    latest = {cell.cell_id: record for outcome in ended for cell, record in outcome.rows}
+    rows = tuple((cell, latest.get(cell.cell_id)) for cell in plan.cells)
+    if broken:
+        return Outcome(rows, f"{len(broken)} of {count} shards failed: {broken[0]}", 1)
+    return Outcome(rows, next((o.stopped for o in ended if o.stopped), None), max(o.exit_code for o in ended))
 
 
-def _run_shard(plan: Plan, index: int, count: int) -> int:
+def _run_shard(plan: Plan, index: int, count: int) -> Outcome:
     part = shard(plan, index, count)
     with RunProgress(make_console(), len(part.cells)) as progress:
-        return Runner(part, progress, shard=f"shard-{index + 1}-of-{count}").run().exit_code
+        return Runner(part, progress, shard=f"shard-{index + 1}-of-{count}").run()

@@ -100,7 +100,7 @@ def summary(rows: Iterable[tuple[Cell, Record | None]]) -> Table:
         table.add_column("dtype", no_wrap=True)
     for name in ("time", "passes", "residual", "memory"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("status", overflow="fold")
+    table.add_column("status", no_wrap=True)
     for cell, record in rows:
         what = [cell.solver]
         what += [cell.problem] if shown["problem"] else []
