@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fsbench import compose
-from fsbench.api import Cell, FixedIterations, Timing
+from fsbench.api import Budget, Cell, FixedIterations, Timing, ToResidual
 from fsbench.env import environment
 from fsbench.plan import Plan
 from fsbench.records import Record, Status
@@ -49,13 +49,11 @@ def examine(console: Console, config_dirs: Iterable[Path] = ()) -> None:
     device = "cuda" if found["gpu_name"] else "cpu"
     solvers = [compose.load_solver(name, config_dirs) for name in sorted(compose.names("solver", config_dirs))]
     missing = {solver.name: _missing(solver.requires) for solver in solvers}
-    cells = tuple(_tiny_cell(solver, device) for solver in solvers if not missing[solver.name])
-    with tempfile.TemporaryDirectory() as folder:
-        plan = Plan(
-            experiment="doctor", question="", report="", cells=cells, timeout_s=_TIMEOUT_S, budget_s=None,
-            fail_fast=False, retries=0, out_dir=Path(folder), launcher={}, config={}, notices=(),
-        )  # fmt: skip
-        records = {cell.solver: record for cell, record in Runner(plan, _Quiet(console)).run().rows}
+    installed = [solver for solver in solvers if not missing[solver.name]]
+    records = _try([_tiny_cell(solver, device, FixedIterations(5)) for solver in installed], console)
+    # A solver that cannot count iterations may still run to a residual.
+    again = [solver for solver in installed if (records[solver.name] or {}).get("status") == Status.UNSUPPORTED]
+    records |= _try([_tiny_cell(solver, device, ToResidual(tol=0.1, max_seconds=30)) for solver in again], console)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("solver", no_wrap=True)
     table.add_column("runs here", no_wrap=True)
@@ -65,13 +63,22 @@ def examine(console: Console, config_dirs: Iterable[Path] = ()) -> None:
     console.print(table)
 
 
-def _tiny_cell(solver: compose.SolverConf, device: str) -> Cell:
+def _try(cells: list[Cell], console: Console) -> dict[str, Record | None]:
+    with tempfile.TemporaryDirectory() as folder:
+        plan = Plan(
+            experiment="doctor", question="", report="", cells=tuple(cells), timeout_s=_TIMEOUT_S, budget_s=None,
+            fail_fast=False, retries=0, out_dir=Path(folder), launcher={}, config={}, notices=(),
+        )  # fmt: skip
+        return {cell.solver: record for cell, record in Runner(plan, _Quiet(console)).run().rows}
+
+
+def _tiny_cell(solver: compose.SolverConf, device: str, budget: Budget) -> Cell:
     problem = compose.load_problem("gaussian")
     return Cell(
         experiment="doctor", solver=solver.name, solver_target=solver.target, solver_params=solver.params,
         ladder=solver.ladder, matmul_precision=solver.matmul_precision, problem=problem.name,
         problem_target=problem.target, problem_params=problem.params, seed=0, n=64, m=64, d=3, eps=0.5, cost_scale=1.0,
-        dtype="float32", device=device, budget=FixedIterations(5), timing=_QUICK, timeout_s=_TIMEOUT_S,
+        dtype="float32", device=device, budget=budget, timing=_QUICK, timeout_s=_TIMEOUT_S,
     )  # fmt: skip
 
 

@@ -37,7 +37,7 @@ def run_shards(plan: Plan) -> Outcome:
     except (NameError, TypeError) as error:
         raise ConfigError(f"launcher.parameters: {error}") from error
     jobs: list[Any] = executor.map_array(_run_shard, [plan] * count, range(count), [count] * count)
-    broken = [str(error).strip().splitlines()[-1] for job in jobs if (error := job.exception()) is not None]
+    broken = [str(reason).strip().splitlines()[-1] for job in jobs if (reason := job.exception()) is not None]
     ended = [job.result() for job in jobs if job.exception() is None]
     latest = {cell.cell_id: record for outcome in ended for cell, record in outcome.rows}
     rows = tuple((cell, latest.get(cell.cell_id)) for cell in plan.cells)

@@ -123,7 +123,7 @@ def failures(rows: Iterable[tuple[Cell, Record | None]]) -> list[str]:
     """One line a cell that has no result, with the reason."""
     lines = []
     for _, record in rows:
-        if record and record["status"] in _FAILED and not record["inferred_from"]:
+        if record and record["status"] in _FAILED and not record.get("inferred_from"):
             lines.append(f"{describe(record)}  {record['status']}: {_first_line(record['status_detail'])}")
     return lines
 
