@@ -43,7 +43,14 @@ class FlashSinkhorn:
                 "max_seconds": budget.max_seconds,
             }
         result = solve(
-            problem.x, problem.y, problem.a, problem.b, eps=spec.eps, cost_scale=spec.cost_scale, **limits, **self.options
+            problem.x,
+            problem.y,
+            problem.a,
+            problem.b,
+            eps=spec.eps,
+            cost_scale=spec.cost_scale,
+            **limits,
+            **self.options,
         )
         trace = tuple(TracePoint(check.iteration, check.seconds, check.residual) for check in result.trace)
         return Solution(result.f, result.g, result.n_iterations, result.n_passes, result.converged, trace)

@@ -2,86 +2,122 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
-from .cloud import LOG2_E, SweptCloud
-from .sweeps import Sweeps
-from .tiles import LARGEST_DIRECT_DIMENSION
+from .checks import Inputs
+from .sweeps import Cloud, Sweeps
+from .tiles import LARGEST_DIRECT_DIMENSION, LOG2_E
 
 BLOCK_ROWS, BLOCK_COLS = 128, 1024  # a block of scores stays in the second-level cache
 LARGEST_LOG2_SUM = 60.0
 
 
-class BlockedSweeps(Sweeps):
-    """x [n, d], y [m, d] on the CPU, weights a [n], b [m] in float64, C = cost_scale |x - y|^2.
+@dataclass
+class BlockedCloud(Cloud):
+    """points [n, d] (direct differences: [d, n]) and biases [n] in the working precision; the rest float64 [n]."""
+
+    points: torch.Tensor
+    half_square: torch.Tensor
+    weight: torch.Tensor
+    log2_weight: torch.Tensor
+    row_bias: torch.Tensor
+    col_bias: torch.Tensor
+
+
+class BlockedSweeps(Sweeps[BlockedCloud]):
+    """One problem on the CPU; C = cost_scale |x - y|^2.
 
     Never stores more than one block of scores. Low d takes direct differences, high d one product a block.
     """
 
-    def __init__(self, x: torch.Tensor, y: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, cost_scale: float):
+    rounded = False
+
+    def __init__(self, inputs: Inputs, *, cost_scale: float):
         self.cost_scale = cost_scale
-        self.rounded = False
-        self.direct = x.shape[1] <= LARGEST_DIRECT_DIMENSION
-        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-        if not self.direct:
-            centre = (x.double().sum(0) + y.double().sum(0)) / (x.shape[0] + y.shape[0])
-            x, y = x.double() - centre, y.double() - centre
-        self.x, self.y = _cloud(x.to(dtype), a, self.direct), _cloud(y.to(dtype), b, self.direct)
-        self.scale = torch.ones(1, dtype=torch.float64)
+        self.direct = inputs.x.shape[1] <= LARGEST_DIRECT_DIMENSION
+        self.scale = 0.0
+        self.x = self._store(inputs.x, inputs.a, inputs.centre)
+        self.y = self._store(inputs.y, inputs.b, inputs.centre)
 
-    def set_epsilon(self, eps: float, f: torch.Tensor, g: torch.Tensor) -> None:
+    def _store(self, points: torch.Tensor, weight: torch.Tensor, centre: torch.Tensor) -> BlockedCloud:
+        dtype = points.dtype
+        centred = (points.double() - centre).to(dtype)
+        n = points.shape[0]
+        square = torch.zeros_like(weight) if self.direct else centred.double().square().sum(1) / 2
+        return BlockedCloud(
+            n=n,
+            potential=torch.zeros_like(weight),
+            log2_sum=torch.zeros_like(weight),
+            residuals=torch.zeros(1, dtype=torch.float64),
+            points=centred.T.contiguous() if self.direct else centred,
+            half_square=square,
+            weight=weight,
+            log2_weight=torch.log2(weight),
+            row_bias=torch.zeros(n, dtype=dtype),
+            col_bias=torch.zeros(n, dtype=dtype),
+        )
+
+    def set_epsilon(self, eps: float, ratio: float) -> None:
         s = self.cost_scale * LOG2_E / eps
-        self.scale = torch.tensor([-s if self.direct else 2.0 * s], dtype=torch.float64)
-        self.x.set_potential(f, self.scale)
-        self.y.set_potential(g, self.scale)
+        self.scale = -s if self.direct else 2.0 * s
+        for cloud in (self.x, self.y):
+            cloud.potential *= ratio
+            self._derive_biases(cloud)
 
-    def sweep(self, rows: SweptCloud, cols: SweptCloud, *, safe: bool) -> torch.Tensor:
-        scale = self.scale.item()
+    def _derive_biases(self, cloud: BlockedCloud) -> None:
+        bias = cloud.potential - self.scale * cloud.half_square
+        cloud.row_bias.copy_(bias)
+        cloud.col_bias.copy_(bias + cloud.log2_weight)
+
+    def sweep(self, rows: BlockedCloud, cols: BlockedCloud, *, relaxation: float, cold: bool) -> torch.Tensor:
+        log2_sums = self._log2_sums(rows, cols, with_maximum=cold)
+        if not bool((log2_sums.abs() < LARGEST_LOG2_SUM).all()):  # false for nan too
+            log2_sums = self._log2_sums(rows, cols, with_maximum=True)
+        return log2_sums[None]
+
+    def _log2_sums(self, rows: BlockedCloud, cols: BlockedCloud, *, with_maximum: bool) -> torch.Tensor:
         col_blocks = range(0, cols.n, BLOCK_COLS)
-        partial = torch.empty(len(col_blocks), rows.n, dtype=rows.hi.dtype)
-        buffers = torch.empty(2, BLOCK_ROWS, BLOCK_COLS, dtype=rows.hi.dtype)
+        partial = torch.empty(len(col_blocks), rows.n, dtype=rows.points.dtype)
+        buffers = torch.empty(2, BLOCK_ROWS, BLOCK_COLS, dtype=rows.points.dtype)
         for row_start in range(0, rows.n, BLOCK_ROWS):
             block = slice(row_start, min(row_start + BLOCK_ROWS, rows.n))
-            left = None if self.direct else _left_factor(rows, block, scale)
+            left = None if self.direct else _left_factor(rows, block, self.scale)
             for index, col_start in enumerate(col_blocks):
                 opposite = slice(col_start, min(col_start + BLOCK_COLS, cols.n))
                 exponents, scratch = buffers[:, : block.stop - block.start, : opposite.stop - opposite.start]
                 if left is None:
-                    _direct_exponents(rows, cols, block, opposite, scale, exponents, scratch)
+                    _direct_exponents(rows, cols, block, opposite, self.scale, exponents, scratch)
                 else:
                     torch.mm(left, _right_factor(cols, opposite).T, out=exponents)
-                partial[index, block] = _log2_sum_exp2(exponents, safe=safe)
-        return partial
+                partial[index, block] = _log2_sum_exp2(exponents, with_maximum=with_maximum)
+        return torch.logsumexp(partial.double() / LOG2_E, 0) * LOG2_E
 
-    def settle(self, rows: SweptCloud, cols: SweptCloud, partial: torch.Tensor, *, relaxation: float) -> None:
-        log2_sum = torch.logsumexp(partial.double() / LOG2_E, 0) * LOG2_E
-        if not bool((log2_sum.abs() < LARGEST_LOG2_SUM).all()):  # false for nan too
-            log2_sum = torch.logsumexp(self.sweep(rows, cols, safe=True).double() / LOG2_E, 0) * LOG2_E
-        rows.log2_sum.copy_(log2_sum)
-        square = rows.half_square * self.scale
-        rows.potential.copy_(rows.row_bias.double() + square - relaxation * rows.log2_sum.double())
-        bias = rows.potential - square
-        rows.row_bias.copy_(bias)
-        rows.next_col_bias.copy_(bias + rows.log2_weight)
-        deviation = torch.expm1(rows.log2_sum.double() / LOG2_E).abs()
-        rows.block_residual.fill_((rows.weight * deviation)[rows.weight > 0].sum())
+    def settle(self, rows: BlockedCloud, partial: torch.Tensor, *, relaxation: float) -> None:
+        rows.log2_sum.copy_(partial[0])
+        used = rows.row_bias.double() + self.scale * rows.half_square
+        rows.potential.copy_(used - relaxation * rows.log2_sum)
+        self._derive_biases(rows)
+        deviation = torch.expm1(rows.log2_sum / LOG2_E).abs()
+        rows.residuals.fill_((rows.weight * deviation)[rows.weight > 0].sum())
 
 
-def _left_factor(rows: SweptCloud, block: slice, scale: float) -> torch.Tensor:
+def _left_factor(rows: BlockedCloud, block: slice, scale: float) -> torch.Tensor:
     """[scale q_i, row_bias_i, 1]: times the right factor's transpose this is the exponent, biases included."""
-    q, bias = rows.hi[block] * scale, rows.row_bias[block, None]
+    q, bias = rows.points[block] * scale, rows.row_bias[block, None]
     return torch.cat([q, bias, torch.ones_like(bias)], 1)
 
 
-def _right_factor(cols: SweptCloud, block: slice) -> torch.Tensor:
+def _right_factor(cols: BlockedCloud, block: slice) -> torch.Tensor:
     """[k_j, 1, col_bias_j]."""
     bias = cols.col_bias[block, None]
-    return torch.cat([cols.hi[block], torch.ones_like(bias), bias], 1)
+    return torch.cat([cols.points[block], torch.ones_like(bias), bias], 1)
 
 
 def _direct_exponents(
-    rows: SweptCloud,
-    cols: SweptCloud,
+    rows: BlockedCloud,
+    cols: BlockedCloud,
     block: slice,
     opposite: slice,
     scale: float,
@@ -89,35 +125,14 @@ def _direct_exponents(
     scratch: torch.Tensor,
 ) -> None:
     torch.add(rows.row_bias[block, None], cols.col_bias[None, opposite], out=out)
-    for q, k in zip(rows.hi, cols.hi, strict=True):
+    for q, k in zip(rows.points, cols.points, strict=True):
         torch.sub(q[block, None], k[None, opposite], out=scratch)
         out.addcmul_(scratch, scratch, value=scale)
 
 
-def _log2_sum_exp2(exponents: torch.Tensor, *, safe: bool) -> torch.Tensor:
+def _log2_sum_exp2(exponents: torch.Tensor, *, with_maximum: bool) -> torch.Tensor:
     """log2 sum_j 2^t_ij of each row; overwrites `exponents`."""
-    if not safe:
+    if not with_maximum:
         return exponents.exp2_().sum(1).log2_()
     maximum = exponents.amax(1, keepdim=True).clamp_min_(torch.finfo(exponents.dtype).min)  # all weights zero
     return maximum[:, 0] + exponents.sub_(maximum).exp2_().sum(1).log2_()
-
-
-def _cloud(points: torch.Tensor, weight: torch.Tensor, direct: bool) -> SweptCloud:
-    weight = weight.double()
-    half_square = torch.zeros_like(weight) if direct else points.double().square().sum(1) / 2
-    hi = points.T.contiguous() if direct else points.contiguous()
-    single = torch.zeros(points.shape[0], dtype=points.dtype)
-    return SweptCloud(
-        n=points.shape[0],
-        hi=hi,
-        lo=hi,
-        weight=weight,
-        log2_weight=torch.log2(weight),
-        half_square=half_square,
-        potential=torch.zeros_like(weight),
-        row_bias=single.clone(),
-        col_bias=single.clone(),
-        next_col_bias=single.clone(),
-        log2_sum=single.clone(),
-        block_residual=torch.zeros(1, dtype=torch.float64),
-    )

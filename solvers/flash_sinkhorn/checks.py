@@ -3,10 +3,29 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 
+from .tiles import LARGEST_DIRECT_DIMENSION
+
 MASS_TOLERANCE = 1e-4  # relative: float32 weights that sum to one only in float32 are accepted
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """x [n, d], y [m, d] in float32 or float64, a [n], b [m] float64 with sums of one.
+
+    centre [d], float64: where coordinates are moved to before any squaring. Direct differences of float32 points need
+    no move and get a zero. unit: a power of two; centred coordinates over it are at most 2^9, which fp16 holds well.
+    """
+
+    x: torch.Tensor
+    y: torch.Tensor
+    a: torch.Tensor
+    b: torch.Tensor
+    centre: torch.Tensor
+    unit: float
 
 
 def checked_inputs(
@@ -17,9 +36,8 @@ def checked_inputs(
     *,
     eps: float,
     cost_scale: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float]:
-    """x, y in float32 or float64, a and b in float64 with sums of exactly one, and eps as a float."""
-    eps = float(eps)
+) -> Inputs:
+    """All checks of `solve`. Reads back from the device once."""
     if not (math.isfinite(eps) and eps > 0):
         raise ValueError(f"eps must be positive and finite, got {eps}")
     if not (math.isfinite(cost_scale) and cost_scale > 0):
@@ -33,11 +51,28 @@ def checked_inputs(
         raise ValueError(f"x and y must have the same d, got {x.shape[1]} and {y.shape[1]}")
     if x.device != y.device:
         raise ValueError(f"y must be on the device of x, got {y.device} and {x.device}")
-    a = _weights("a", a, x)
-    b = _weights("b", b, y)
-    _check_values({"x": x, "y": y, "a": a, "b": b})
+    a, b = _weights("a", a, x), _weights("b", b, y)
     dtype = torch.float64 if torch.float64 in (x.dtype, y.dtype) else torch.float32
-    return x.to(dtype), y.to(dtype), a / a.sum(), b / b.sum(), eps
+    x, y = x.detach().to(dtype), y.detach().to(dtype)
+    centre = (x.mean(0, dtype=torch.float64) + y.mean(0, dtype=torch.float64)) / 2
+    ends = [*torch.aminmax(x), *torch.aminmax(y), *torch.aminmax(a), *torch.aminmax(b), a.sum(), b.sum()]
+    read = torch.stack([end.double() for end in ends]).tolist()
+    low_x, high_x, low_y, high_y, low_a, high_a, low_b, high_b, mass_a, mass_b = read
+    for name, low, high in (("x", low_x, high_x), ("y", low_y, high_y), ("a", low_a, high_a), ("b", low_b, high_b)):
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise ValueError(f"{name} contains NaN or infinite values: remove or replace them first")
+    for name, low, mass in (("a", low_a, mass_a), ("b", low_b, mass_b)):
+        if low < 0:
+            raise ValueError(f"{name} has negative weights (least {low:g}): weights must be non-negative")
+        if mass == 0:
+            raise ValueError(f"{name} sums to zero: at least one weight must be positive")
+    if abs(mass_a - mass_b) > MASS_TOLERANCE * max(mass_a, mass_b):
+        raise ValueError(f"a and b must have the same mass, got {mass_a:g} and {mass_b:g}: normalise them first")
+    if x.shape[1] <= LARGEST_DIRECT_DIMENSION and dtype is torch.float32:
+        centre = torch.zeros_like(centre)
+    span = max(high_x, high_y) - min(low_x, low_y)
+    unit = 2.0 ** (math.ceil(math.log2(span)) - 9) if span > 0 else 1.0
+    return Inputs(x, y, a / mass_a, b / mass_b, centre, unit)
 
 
 def _weights(name: str, weight: torch.Tensor | None, points: torch.Tensor) -> torch.Tensor:
@@ -49,25 +84,7 @@ def _weights(name: str, weight: torch.Tensor | None, points: torch.Tensor) -> to
         raise ValueError(f"{name} must have shape [{points.shape[0]}], one weight a point, got {tuple(weight.shape)}")
     if weight.device != points.device:
         raise ValueError(f"{name} must be on {points.device} like its points, got {weight.device}")
-    return weight.double()
-
-
-def _check_values(arrays: dict[str, torch.Tensor]) -> None:
-    """One device-to-host read for all checks: finiteness of every array, signs and sums of the weights."""
-    finite = torch.stack([torch.isfinite(array.sum(dtype=torch.float64)) for array in arrays.values()]).double()
-    a, b = arrays["a"], arrays["b"]
-    values = torch.cat([finite, torch.stack([a.min(), b.min(), a.sum(), b.sum()])]).tolist()
-    for name, is_finite in zip(arrays, values[:4], strict=True):
-        if not is_finite:
-            raise ValueError(f"{name} contains NaN or infinite values: remove or replace them first")
-    least_a, least_b, mass_a, mass_b = values[4:]
-    for name, least, mass in (("a", least_a, mass_a), ("b", least_b, mass_b)):
-        if least < 0:
-            raise ValueError(f"{name} has negative weights (least {least:g}): weights must be non-negative")
-        if mass == 0:
-            raise ValueError(f"{name} sums to zero: at least one weight must be positive")
-    if abs(mass_a - mass_b) > MASS_TOLERANCE * max(mass_a, mass_b):
-        raise ValueError(f"a and b must have the same mass, got {mass_a:g} and {mass_b:g}: normalise them first")
+    return weight.detach().double().contiguous()
 
 
 def _kind(value: object) -> str:

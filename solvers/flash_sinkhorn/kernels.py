@@ -1,12 +1,13 @@
-"""Triton kernels: log2 of the row sums of P / a, streamed over column tiles, and the potential update that follows.
+"""Triton kernels: prepare a cloud, sweep over all pairs, settle the potentials.
 
 Exponents are base 2. For row i and column j
 
-    t_ij = row_bias_i + col_bias_j + score_ij,       score_ij = scale * q_i.k_j      (dot products)
+    t_ij = row_bias_i + col_bias_j + score_ij,       score_ij = scale * q_i.k_j       (dot products)
                                                      score_ij = scale * |q_i - k_j|^2 (direct differences, low d)
 
-and a sweep yields L_i = log2 sum_j 2^t_ij. With both potentials in the exponent, sums stay near one, so the plain
-sweep keeps no running maximum; blocks whose sums leave [2^-60, 2^60] are swept again with one, in `settle`.
+and a sweep yields L_i = log2 sum_j 2^t_ij. Both potentials are in the exponent, so near the solution sums are near
+one and the plain loop keeps no running maximum. It is used where it is safe: |L| of a sweep is at most the largest
+move of the opposite potential just before (Sinkhorn's map does not expand), which `settle_kernel` leaves behind.
 """
 
 from __future__ import annotations
@@ -14,28 +15,89 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LARGEST_LOG2_SUM = tl.constexpr(60.0)
+LARGEST_LOG2_SUM = tl.constexpr(60.0)  # sums in [2^-60, 2^60] neither overflow nor lose terms that count
+
+
+@triton.jit
+def prepare_kernel(
+    points, stride_point, stride_coordinate, centre, raw_weight, hi, lo, half_square, weight, log2_weight,
+    n, stride_stored, stride_stored_coordinate, inverse_unit,
+    D: tl.constexpr, D_STORED: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, SPLIT: tl.constexpr,
+    DIRECT: tl.constexpr,
+):  # fmt: skip
+    """Store BM centred points as operands, with the half squares of what was stored and their weights.
+
+    Rows from n on repeat the last point with weight zero; coordinates from D on are zero.
+    """
+    row = tl.program_id(0) * BM + tl.arange(0, BM)
+    source = tl.minimum(row, n - 1).to(tl.int64)
+    square = tl.zeros([BM], tl.float64)
+    for start in range(0, D_STORED, BD):
+        dim = start + tl.arange(0, BD)
+        inside = (dim < D)[None, :]
+        value = tl.load(points + source[:, None] * stride_point + dim[None, :] * stride_coordinate, inside, other=0.0)
+        value = value.to(tl.float64) - tl.load(centre + dim, dim < D, other=0.0)[None, :]
+        value = tl.where(inside, value * inverse_unit, 0.0)
+        target = row.to(tl.int64)[:, None] * stride_stored + dim[None, :] * stride_stored_coordinate
+        stored_mask = (dim < D_STORED)[None, :]
+        b_hi = value.to(hi.dtype.element_ty)
+        tl.store(hi + target, b_hi, stored_mask)
+        stored = b_hi.to(tl.float64)
+        if SPLIT:
+            b_lo = (value - stored).to(lo.dtype.element_ty)
+            tl.store(lo + target, b_lo, stored_mask)
+            stored += b_lo.to(tl.float64)
+        if not DIRECT:
+            square += tl.sum(stored * stored, 1)
+    b_weight = tl.load(raw_weight + row, row < n, other=0.0)
+    tl.store(half_square + row, 0.5 * square)
+    tl.store(weight + row, b_weight)
+    tl.store(log2_weight + row, tl.where(b_weight > 0, tl.log2(tl.where(b_weight > 0, b_weight, 1.0)), float("-inf")))
+
+
+@triton.jit
+def rescale_kernel(potential, half_square, log2_weight, row_bias, col_bias, ratio, scale, ROWS: tl.constexpr):
+    """potential *= ratio (a new epsilon), and the biases that follow from it and the new score scale."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    b_potential = tl.load(potential + row) * ratio
+    bias = b_potential - scale * tl.load(half_square + row)
+    tl.store(potential + row, b_potential)
+    tl.store(row_bias + row, bias.to(tl.float32))
+    tl.store(col_bias + row, (bias + tl.load(log2_weight + row)).to(tl.float32))
 
 
 @triton.jit
 def _load_points(points, index, stride_point, stride_coordinate, d_start, D: tl.constexpr, BD: tl.constexpr):
     """[B, BD] coordinates d_start.. of the points at `index` [B]; arrays are padded, so nothing is masked but d."""
-    dims = d_start + tl.arange(0, BD)
-    offsets = index.to(tl.int64)[:, None] * stride_point + dims[None, :] * stride_coordinate
+    dim = d_start + tl.arange(0, BD)
+    offsets = index.to(tl.int64)[:, None] * stride_point + dim[None, :] * stride_coordinate
     if D % BD == 0:
         block = tl.load(points + offsets)
     else:
-        block = tl.load(points + offsets, mask=(dims < D)[None, :], other=0.0)
+        block = tl.load(points + offsets, mask=(dim < D)[None, :], other=0.0)
     return block
 
 
 @triton.jit
 def _dot(q_hi, q_lo, k_hi, k_lo, acc, SPLIT: tl.constexpr):
-    """acc + q.k^T; with SPLIT the operands are fp16 pairs hi + lo and lo.lo is below float32's resolution."""
+    """acc + q.k^T; with SPLIT the operands are fp16 pairs hi + lo, and lo.lo is below float32's resolution."""
     if SPLIT:
         acc = tl.dot(q_lo, tl.trans(k_hi), acc)
         acc = tl.dot(q_hi, tl.trans(k_lo), acc)
     return tl.dot(q_hi, tl.trans(k_hi), acc)
+
+
+@triton.jit
+def _row_block(rows_hi, rows_lo, row_index, stride_row, stride_row_d, D: tl.constexpr, BD: tl.constexpr,
+               DIRECT: tl.constexpr, SPLIT: tl.constexpr):  # fmt: skip
+    """The row block (hi, lo) when it can stay on chip for the whole sweep; placeholders otherwise."""
+    if DIRECT or D > BD:
+        hi = row_index
+        lo = row_index
+    else:
+        hi = _load_points(rows_hi, row_index, stride_row, stride_row_d, 0, D, BD)
+        lo = _load_points(rows_lo, row_index, stride_row, stride_row_d, 0, D, BD) if SPLIT else hi
+    return hi, lo
 
 
 @triton.jit
@@ -45,7 +107,7 @@ def _score_tile(
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
     DIRECT: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Scores [BM, BN]. Where one block of BD coordinates holds all of d, the row block q stays on chip."""
+    """Scores [BM, BN]."""
     acc = tl.zeros([BM, BN], tl.float32)
     if DIRECT:
         for k in tl.static_range(D):
@@ -72,124 +134,100 @@ def _score_tile(
 
 
 @triton.jit
-def _row_block(rows_hi, rows_lo, row_index, stride_row, stride_row_d, D: tl.constexpr, BD: tl.constexpr,
-               DIRECT: tl.constexpr, SPLIT: tl.constexpr):  # fmt: skip
-    """The row block as (hi, lo) when it can stay on chip for the whole sweep; placeholders otherwise."""
-    if DIRECT or D > BD:
-        hi = row_index
-        lo = row_index
-    else:
-        hi = _load_points(rows_hi, row_index, stride_row, stride_row_d, 0, D, BD)
-        lo = _load_points(rows_lo, row_index, stride_row, stride_row_d, 0, D, BD) if SPLIT else hi
-    return hi, lo
-
-
-@triton.jit
-def _log2_sums_with_maximum(
-    rows_hi, rows_lo, cols_hi, cols_lo, stride_row, stride_row_d, stride_col, stride_col_d, col_bias,
-    row_index, first_tile, last_tile, scale,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
-    DIRECT: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """log2 sum_j 2^(col_bias_j + score_ij) over the given column tiles, with a running maximum: never overflows."""
-    q_hi, q_lo = _row_block(rows_hi, rows_lo, row_index, stride_row, stride_row_d, D, BD, DIRECT, SPLIT)
-    maximum = tl.full([BM], float("-inf"), tl.float32)
-    total = tl.zeros([BM], tl.float32)
-    for tile in tl.range(first_tile, last_tile, num_stages=STAGES if D <= BD else 1):
-        col_index = tile * BN + tl.arange(0, BN)
-        score = _score_tile(
-            rows_hi, rows_lo, cols_hi, cols_lo, stride_row, stride_row_d, stride_col, stride_col_d,
-            row_index, col_index, q_hi, q_lo, scale, D, BM, BN, BD, DIRECT, SPLIT, STAGES,
-        )  # fmt: skip
-        t = score + tl.load(col_bias + col_index)[None, :]
-        new_maximum = tl.maximum(maximum, tl.max(t, 1))
-        anchor = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)  # a tile of zero weights so far
-        total = total * tl.exp2(maximum - anchor) + tl.sum(tl.exp2(t - anchor[:, None]), 1)
-        maximum = new_maximum
-    return maximum + tl.log2(total)
+def _largest(values, n_values):
+    """Largest of n_values non-negative numbers."""
+    largest = tl.zeros([128], tl.float32)
+    for start in range(0, n_values, 128):
+        index = start + tl.arange(0, 128)
+        largest = tl.maximum(largest, tl.load(values + index, index < n_values, other=0.0))
+    return tl.max(largest, 0)
 
 
 @triton.jit
 def sweep_kernel(
     rows_hi, rows_lo, cols_hi, cols_lo, stride_row, stride_row_d, stride_col, stride_col_d,
-    row_bias, col_bias, scale_ptr, partial_log2_sums, n_padded, n_tiles, tiles_per_split,
+    row_bias, col_bias, row_moves, col_moves, n_row_moves, n_col_moves, row_remainder, cold,
+    partial_log2_sums, n_padded, n_tiles, tiles_per_split, scale,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
-    DIRECT: tl.constexpr, SPLIT: tl.constexpr, SAFE: tl.constexpr, STAGES: tl.constexpr,
+    DIRECT: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Program (i, s): partial_log2_sums[s, rows of block i] over column tiles [s, s + 1) * tiles_per_split."""
+    """Program (i, s): partial_log2_sums[s, rows of block i] over column tiles [s, s + 1) * tiles_per_split.
+
+    row_moves, col_moves: largest moves of each side's potential when it was last settled; the rows' own sums kept
+    row_remainder / move of theirs (relaxed updates). cold: nothing is known yet of the sums.
+    """
     row_index = tl.program_id(0) * BM + tl.arange(0, BM)
     split = tl.program_id(1)
     first_tile = split * tiles_per_split
     last_tile = tl.minimum(first_tile + tiles_per_split, n_tiles)
-    scale = tl.load(scale_ptr)
     b_row = tl.load(row_bias + row_index)  # [BM]
-    if SAFE:
-        log2_sums = b_row + _log2_sums_with_maximum(
-            rows_hi, rows_lo, cols_hi, cols_lo, stride_row, stride_row_d, stride_col, stride_col_d, col_bias,
-            row_index, first_tile, last_tile, scale, D, BM, BN, BD, DIRECT, SPLIT, STAGES,
-        )  # fmt: skip
+    bound = _largest(col_moves, n_col_moves) + row_remainder * _largest(row_moves, n_row_moves)
+    q_hi, q_lo = _row_block(rows_hi, rows_lo, row_index, stride_row, stride_row_d, D, BD, DIRECT, SPLIT)
+    OUTER_STAGES: tl.constexpr = STAGES if D <= BD else 1
+    if cold != 0 or not bound < LARGEST_LOG2_SUM:
+        maximum = tl.full([BM], float("-inf"), tl.float32)
+        total = tl.zeros([BM], tl.float32)
+        for tile in tl.range(first_tile, last_tile, num_stages=OUTER_STAGES):
+            col_index = tile * BN + tl.arange(0, BN)
+            score = _score_tile(
+                rows_hi, rows_lo, cols_hi, cols_lo, stride_row, stride_row_d, stride_col, stride_col_d,
+                row_index, col_index, q_hi, q_lo, scale, D, BM, BN, BD, DIRECT, SPLIT, STAGES,
+            )  # fmt: skip
+            t = score + (b_row[:, None] + tl.load(col_bias + col_index)[None, :])
+            new_maximum = tl.maximum(maximum, tl.max(t, 1))
+            anchor = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)  # only zero weights so far
+            total = total * tl.exp2(maximum - anchor) + tl.sum(tl.exp2(t - anchor[:, None]), 1)
+            maximum = new_maximum
+        log2_sums = maximum + tl.log2(total)
     else:
-        q_hi, q_lo = _row_block(rows_hi, rows_lo, row_index, stride_row, stride_row_d, D, BD, DIRECT, SPLIT)
         WIDTH: tl.constexpr = BN if DIRECT else 1  # direct tiles spread a row over many lanes: reduce once, at the end
-        total = tl.zeros([BM, WIDTH], tl.float32)
-        for tile in tl.range(first_tile, last_tile, num_stages=STAGES if D <= BD else 1):
+        sums = tl.zeros([BM, WIDTH], tl.float32)
+        for tile in tl.range(first_tile, last_tile, num_stages=OUTER_STAGES):
             col_index = tile * BN + tl.arange(0, BN)
             score = _score_tile(
                 rows_hi, rows_lo, cols_hi, cols_lo, stride_row, stride_row_d, stride_col, stride_col_d,
                 row_index, col_index, q_hi, q_lo, scale, D, BM, BN, BD, DIRECT, SPLIT, STAGES,
             )  # fmt: skip
             p = tl.exp2(score + (b_row[:, None] + tl.load(col_bias + col_index)[None, :]))
-            total += p if DIRECT else tl.sum(p, 1, keep_dims=True)
-        log2_sums = tl.log2(tl.sum(total, 1))
+            sums += p if DIRECT else tl.sum(p, 1, keep_dims=True)
+        log2_sums = tl.log2(tl.sum(sums, 1))
     tl.store(partial_log2_sums + split.to(tl.int64) * n_padded + row_index, log2_sums)
 
 
 @triton.jit
 def settle_kernel(
-    rows_hi, rows_lo, cols_hi, cols_lo, stride_row, stride_row_d, stride_col, stride_col_d,
-    row_bias, col_bias_opposite, scale_ptr, partial_log2_sums, n_padded, n_splits, n_tiles,
-    potential, half_square, weight, log2_weight, log2_sum, next_col_bias, block_residual, relaxation,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
-    DIRECT: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
+    partial_log2_sums, n_padded, n_splits, potential, half_square, weight, log2_weight, row_bias, col_bias,
+    log2_sum, moves, residuals, scale, relaxation, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Combine the splits of BM rows, redo the block if its sums left the safe range, and move the potential.
+    """Combine the splits of ROWS rows and move their potential by -relaxation * log2 sum.
 
-    potential, half_square, weight, log2_weight: float64 [n_padded]; row_bias, col_bias, log2_sum: float32 [n_padded];
-    block_residual: float64, one number a program: sum_i weight_i |P1_i / weight_i - 1| before this update.
+    potential, half_square, weight, log2_weight: float64 [n_padded]; row_bias, col_bias, log2_sum: float32 [n_padded].
+    One number a program: moves = largest |move|, residuals = sum_i weight_i |2^L_i - 1|, of the pair before the move.
     """
-    row_index = tl.program_id(0) * BM + tl.arange(0, BM)
-    scale = tl.load(scale_ptr)
-    b_row = tl.load(row_bias + row_index)
-
-    maximum = tl.full([BM], float("-inf"), tl.float32)
-    source = partial_log2_sums + row_index
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    maximum = tl.full([ROWS], float("-inf"), tl.float32)
+    source = partial_log2_sums + row
     for _ in range(n_splits):
         maximum = tl.maximum(maximum, tl.load(source))
         source += n_padded
-    anchor = tl.where(tl.abs(maximum) < float("inf"), maximum, 0.0)
-    total = tl.zeros([BM], tl.float32)
-    source = partial_log2_sums + row_index
+    anchor = tl.where(maximum == float("-inf"), 0.0, maximum)
+    total = tl.zeros([ROWS], tl.float32)
+    source = partial_log2_sums + row
     for _ in range(n_splits):
         total += tl.exp2(tl.load(source) - anchor)
         source += n_padded
     b_log2_sum = anchor + tl.log2(total)
 
-    in_range = tl.abs(b_log2_sum) < LARGEST_LOG2_SUM  # false for nan
-    if tl.min(in_range.to(tl.int32), 0) == 0:
-        b_log2_sum = b_row + _log2_sums_with_maximum(
-            rows_hi, rows_lo, cols_hi, cols_lo, stride_row, stride_row_d, stride_col, stride_col_d, col_bias_opposite,
-            row_index, 0, n_tiles, scale, D, BM, BN, BD, DIRECT, SPLIT, STAGES,
-        )  # fmt: skip
-
     # row_bias is the rounded potential that the sweep really used: starting from it keeps the update exact.
-    square = tl.load(half_square + row_index) * scale.to(tl.float64)
-    used = b_row.to(tl.float64) + square
+    square = scale * tl.load(half_square + row)
+    used = tl.load(row_bias + row).to(tl.float64) + square
     moved = used - relaxation * b_log2_sum.to(tl.float64)
-    b_weight = tl.load(weight + row_index)
+    b_weight = tl.load(weight + row)
     deviation = tl.where(b_weight > 0, tl.abs(tl.exp2(b_log2_sum) - 1.0), 0.0)
-    tl.store(block_residual + tl.program_id(0), tl.sum(b_weight * deviation.to(tl.float64), 0))
-    tl.store(potential + row_index, moved)
-    tl.store(log2_sum + row_index, b_log2_sum)
+    tl.store(residuals + tl.program_id(0), tl.sum(b_weight * deviation.to(tl.float64), 0))
+    tl.store(moves + tl.program_id(0), relaxation * tl.max(tl.abs(b_log2_sum), 0))
+    tl.store(potential + row, moved)
+    tl.store(log2_sum + row, b_log2_sum)
     bias = moved - square
-    tl.store(row_bias + row_index, bias.to(tl.float32))
-    tl.store(next_col_bias + row_index, (bias + tl.load(log2_weight + row_index)).to(tl.float32))
+    tl.store(row_bias + row, bias.to(tl.float32))
+    tl.store(col_bias + row, (bias + tl.load(log2_weight + row)).to(tl.float32))

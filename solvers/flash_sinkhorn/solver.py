@@ -10,10 +10,9 @@ from enum import StrEnum
 import torch
 
 from .blocked_sweeps import BlockedSweeps
-from .checks import checked_inputs
-from .cloud import LOG2_E, SweptCloud
-from .sweeps import Sweeps
-from .tiles import Precision
+from .checks import Inputs, checked_inputs
+from .sweeps import Cloud, Sweeps
+from .tiles import LOG2_E, Precision
 
 CHEAP_PAIRS = 1 << 28  # below this a sweep is shorter than reading its residual back, so read it less often
 
@@ -97,9 +96,10 @@ def solve(
     if annealing is not None and not 0.0 < annealing <= 0.99:
         raise ValueError(f"annealing must be a ratio in (0, 0.99], got {annealing}")
     updates, precision = Updates(updates), Precision(precision)
-    x, y, a, b, eps = checked_inputs(x, y, a, b, eps=eps, cost_scale=cost_scale)
-    loop = _Loop(x, y, a, b, cost_scale=cost_scale, updates=updates, precision=precision)
-    loop.anneal(_epsilons(x, y, eps, cost_scale, annealing))
+    eps, cost_scale = float(eps), float(cost_scale)
+    inputs = checked_inputs(x, y, a, b, eps=eps, cost_scale=cost_scale)
+    loop = _Loop(inputs, cost_scale=cost_scale, updates=updates, precision=precision)
+    loop.anneal(_epsilons(inputs, eps, cost_scale, annealing))
     if n_iterations is not None:
         loop.run_fixed(eps, n_iterations)
     else:
@@ -111,24 +111,15 @@ def solve(
 class _Loop:
     """The state of one solve: sweeps in the present precision, base-2 potentials in them, counts and trace."""
 
-    def __init__(
-        self,
-        x: torch.Tensor,
-        y: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        *,
-        cost_scale: float,
-        updates: Updates,
-        precision: Precision,
-    ):
+    def __init__(self, inputs: Inputs, *, cost_scale: float, updates: Updates, precision: Precision):
         self.started = time.perf_counter()
-        self.inputs = (x, y, a, b)
+        self.inputs = inputs
         self.cost_scale = cost_scale
         self.updates = updates
         self.precision = precision
         self.sweeps = self._make_sweeps(precision)
-        self.check_every = 1 if x.device.type == "cpu" or x.shape[0] * y.shape[0] >= CHEAP_PAIRS else 4
+        on_cpu = inputs.x.device.type == "cpu"
+        self.check_every = 1 if on_cpu or inputs.x.shape[0] * inputs.y.shape[0] >= CHEAP_PAIRS else 4
         self.eps: float | None = None
         self.n_iterations = 0
         self.n_passes = 0
@@ -136,47 +127,44 @@ class _Loop:
         self.trace: list[Check] = []
 
     def _make_sweeps(self, precision: Precision) -> Sweeps:
-        x, y, a, b = self.inputs
-        if x.device.type == "cpu":
-            return BlockedSweeps(x, y, a, b, cost_scale=self.cost_scale)
+        if self.inputs.x.device.type == "cpu":
+            return BlockedSweeps(self.inputs, cost_scale=self.cost_scale)
         from .triton_sweeps import TritonSweeps  # Triton is there only where a GPU is
 
-        return TritonSweeps(x, y, a, b, cost_scale=self.cost_scale, precision=precision)
+        return TritonSweeps(self.inputs, cost_scale=self.cost_scale, precision=precision)
 
     def set_epsilon(self, eps: float) -> None:
-        f, g = self.sweeps.potentials()
-        ratio = 1.0 if self.eps is None else self.eps / eps
-        self.sweeps.set_epsilon(eps, f * ratio, g * ratio)
+        self.sweeps.set_epsilon(eps, 1.0 if self.eps is None else self.eps / eps)
         self.eps = eps
 
-    def iterate(self, *, safe: bool) -> None:
+    def iterate(self, *, cold: bool) -> None:
         sweeps = self.sweeps
         if self.updates is Updates.ALTERNATING:
-            sweeps.half_step(sweeps.x, sweeps.y, safe=safe)
-            sweeps.half_step(sweeps.y, sweeps.x, safe=safe)
+            sweeps.half_step(sweeps.x, sweeps.y, cold=cold)
+            sweeps.half_step(sweeps.y, sweeps.x, cold=cold)
         else:
-            sweeps.symmetric_step(safe=safe)
+            sweeps.symmetric_step(cold=cold)
         self.n_iterations += 1
         self.n_passes += 2
 
     def anneal(self, epsilons: list[float]) -> None:
         for eps in epsilons:
             self.set_epsilon(eps)
-            self.iterate(safe=True)
+            self.iterate(cold=True)
 
     def run_fixed(self, eps: float, n_iterations: int) -> None:
         self.set_epsilon(eps)
         for k in range(n_iterations):
-            self.iterate(safe=k == 0)
+            self.iterate(cold=k == 0)
 
     def run_to_residual(self, eps: float, tol: float, max_iterations: int, max_seconds: float | None) -> None:
         self.set_epsilon(eps)
         self._iterate_until(tol, max_iterations, max_seconds)
         if self.sweeps.rounded:
-            f, g = self.sweeps.potentials()
-            self.precision = Precision.EXACT
+            rounded, self.precision = self.sweeps, Precision.EXACT
             self.sweeps = self._make_sweeps(self.precision)
-            self.sweeps.set_epsilon(eps, f, g)
+            self.sweeps.take_potentials(rounded)
+            self.sweeps.set_epsilon(eps, 1.0)
             self._iterate_until(tol, max(max_iterations, self.n_iterations + 1), max_seconds)
 
     def _iterate_until(self, tol: float, max_iterations: int, max_seconds: float | None) -> None:
@@ -184,16 +172,16 @@ class _Loop:
 
         That last sweep's own update is taken back, so that the residual is that of the potentials returned.
         """
-        self.iterate(safe=True)
+        self.iterate(cold=True)
         sweeps = self.sweeps
         while True:
             last = self.n_iterations >= max_iterations or self._out_of_time(max_seconds)
             check = last or self.n_iterations % self.check_every == 0
             if self.updates is Updates.ALTERNATING:
-                sweeps.half_step(sweeps.x, sweeps.y, safe=False)
+                sweeps.half_step(sweeps.x, sweeps.y, cold=False)
                 moved, relaxation = (sweeps.x,), 1.0  # the columns' marginal was just met exactly
             else:
-                sweeps.symmetric_step(safe=False)
+                sweeps.symmetric_step(cold=False)
                 moved, relaxation = (sweeps.x, sweeps.y), 0.5
             if check and (self._read_residual(moved) <= tol or last):
                 for cloud in moved:
@@ -201,12 +189,12 @@ class _Loop:
                 self.n_passes += len(moved)
                 return
             if self.updates is Updates.ALTERNATING:
-                sweeps.half_step(sweeps.y, sweeps.x, safe=False)
+                sweeps.half_step(sweeps.y, sweeps.x, cold=False)
             self.n_iterations += 1
             self.n_passes += 2
 
-    def _read_residual(self, moved: tuple[SweptCloud, ...]) -> float:
-        residual = torch.stack([cloud.block_residual.sum() for cloud in moved]).amax().item()
+    def _read_residual(self, moved: tuple[Cloud, ...]) -> float:
+        residual = torch.stack([cloud.residuals.sum() for cloud in moved]).amax().item()
         seconds = time.perf_counter() - self.started
         assert self.eps is not None
         self.trace.append(Check(self.n_iterations, self.n_passes, seconds, self.eps, self.precision, residual))
@@ -217,11 +205,11 @@ class _Loop:
         return max_seconds is not None and time.perf_counter() - self.started > max_seconds
 
     def result(self, eps: float, tol: float | None) -> Result:
-        f, g = self.sweeps.potentials()
+        x, y = self.sweeps.x, self.sweeps.y
         converged = None if tol is None or self.residual is None else self.residual <= tol
         return Result(
-            f=f * (eps / LOG2_E),
-            g=g * (eps / LOG2_E),
+            f=x.potential[: x.n] * (eps / LOG2_E),
+            g=y.potential[: y.n] * (eps / LOG2_E),
             eps=eps,
             cost_scale=self.cost_scale,
             precision=self.precision,
@@ -233,12 +221,12 @@ class _Loop:
         )
 
 
-def _epsilons(x: torch.Tensor, y: torch.Tensor, eps: float, cost_scale: float, annealing: float | None) -> list[float]:
+def _epsilons(inputs: Inputs, eps: float, cost_scale: float, annealing: float | None) -> list[float]:
     """Annealing schedule, largest first, all above eps: from the squared diameter of both clouds' bounding box."""
     if annealing is None:
         return []
-    low = torch.minimum(x.amin(0), y.amin(0)).double()
-    high = torch.maximum(x.amax(0), y.amax(0)).double()
+    low = torch.minimum(inputs.x.amin(0), inputs.y.amin(0)).double()
+    high = torch.maximum(inputs.x.amax(0), inputs.y.amax(0)).double()
     start = cost_scale * (high - low).square().sum().item()
     if start <= eps:
         return []

@@ -3,49 +3,63 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 
-from .cloud import SweptCloud
 
+@dataclass
+class Cloud:
+    """What the loop sees of one side: n points, and per point (padding beyond n may follow)
 
-class Sweeps(ABC):
-    """Both clouds of one problem, and the half-steps between them. Potentials are base 2: f log2(e) / eps.
-
-    A half-step is a sweep over all n * m pairs, which yields L = log2 of each row's sum of P over its weight, and a
-    settling step potential -= relaxation * L. |2^L - 1| summed with the weights is the marginal residual of the
-    potentials before the step: it costs nothing.
+    potential: float64, f log2(e) / eps; log2_sum: L of the last sweep; residuals: their sum is
+    sum_i weight_i |2^L_i - 1|, the marginal residual of the potentials before that sweep's update.
     """
 
-    x: SweptCloud
-    y: SweptCloud
+    n: int
+    potential: torch.Tensor
+    log2_sum: torch.Tensor
+    residuals: torch.Tensor
+
+
+C = TypeVar("C", bound=Cloud)
+
+
+class Sweeps(ABC, Generic[C]):
+    """Both clouds of one problem, and the half-steps between them.
+
+    A half-step is a sweep over all n * m pairs, which yields L = log2 of each row's sum of P over its weight, and a
+    settling step potential -= relaxation * L. cold: nothing is known yet of the sums, guard against overflow.
+    """
+
+    x: C
+    y: C
     rounded: bool  # whether the stored points are rounded beyond float32, so that a rounded problem is solved
 
     @abstractmethod
-    def set_epsilon(self, eps: float, f: torch.Tensor, g: torch.Tensor) -> None:
-        """Scale scores by eps and start from base-2 potentials f [n], g [m] in units of the new eps."""
+    def set_epsilon(self, eps: float, ratio: float) -> None:
+        """Scale scores by eps, and the base-2 potentials by `ratio`, old eps over new."""
 
     @abstractmethod
-    def sweep(self, rows: SweptCloud, cols: SweptCloud, *, safe: bool) -> torch.Tensor:
-        """log2 sums of the rows, as partial sums [splits, n_padded]; safe: with a running maximum throughout."""
+    def sweep(self, rows: C, cols: C, *, relaxation: float, cold: bool) -> torch.Tensor:
+        """log2 sums of the rows, as partial sums [splits, points]; relaxation as in all half-steps of this solve."""
 
     @abstractmethod
-    def settle(self, rows: SweptCloud, cols: SweptCloud, partial: torch.Tensor, *, relaxation: float) -> None:
+    def settle(self, rows: C, partial: torch.Tensor, *, relaxation: float) -> None:
         """Combine partial sums, move the rows' potential, and leave the residual before the move behind."""
 
-    def half_step(self, rows: SweptCloud, cols: SweptCloud, *, safe: bool, relaxation: float = 1.0) -> None:
-        self.settle(rows, cols, self.sweep(rows, cols, safe=safe), relaxation=relaxation)
-        rows.turn()
+    def half_step(self, rows: C, cols: C, *, cold: bool) -> None:
+        self.settle(rows, self.sweep(rows, cols, relaxation=1.0, cold=cold), relaxation=1.0)
 
-    def symmetric_step(self, *, safe: bool, relaxation: float = 0.5) -> None:
-        """Both potentials from the old pair, each moved part of the way (averaged Jacobi)."""
-        partial_x = self.sweep(self.x, self.y, safe=safe)
-        partial_y = self.sweep(self.y, self.x, safe=safe)
-        self.settle(self.x, self.y, partial_x, relaxation=relaxation)
-        self.settle(self.y, self.x, partial_y, relaxation=relaxation)
-        self.x.turn()
-        self.y.turn()
+    def symmetric_step(self, *, cold: bool) -> None:
+        """Both potentials from the old pair, each moved half-way (averaged Jacobi)."""
+        partial_x = self.sweep(self.x, self.y, relaxation=0.5, cold=cold)
+        partial_y = self.sweep(self.y, self.x, relaxation=0.5, cold=cold)
+        self.settle(self.x, partial_x, relaxation=0.5)
+        self.settle(self.y, partial_y, relaxation=0.5)
 
-    def potentials(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Base-2 potentials (f [n], g [m]), float64."""
-        return self.x.potential[: self.x.n].clone(), self.y.potential[: self.y.n].clone()
+    def take_potentials(self, other: Sweeps) -> None:
+        """Start from another object's potentials at the same eps; to be followed by `set_epsilon`."""
+        for mine, theirs in ((self.x, other.x), (self.y, other.y)):
+            mine.potential[: mine.n] = theirs.potential[: theirs.n]

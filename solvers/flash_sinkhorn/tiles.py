@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
+LOG2_E = math.log2(math.e)
 LARGEST_DIRECT_DIMENSION = 4  # up to here direct differences cost no more than a padded tensor-core product
 SMALLEST_DOT_DIMENSION = 16
 
@@ -53,11 +54,6 @@ def sweep_tile(precision: Precision, d: int) -> Tile:
     return Tile(128, 128, 64, 8, 3, 1)
 
 
-def settle_tile(tile: Tile) -> Tile:
-    """The same rows and storage; smaller steps, since only the rare fallback sweeps here."""
-    return Tile(tile.rows, min(tile.cols, 64), tile.coordinates, tile.warps, 1, tile.resident)
-
-
 def column_splits(n_row_blocks: int, n_col_tiles: int, slots: int) -> int:
     """Into how many programs to split each row block's columns, so that the last wave of programs is full.
 
@@ -69,7 +65,8 @@ def column_splits(n_row_blocks: int, n_col_tiles: int, slots: int) -> int:
         waves = math.ceil(n_row_blocks * splits / slots)
         costs.append(waves * math.ceil(n_col_tiles / splits))
     best = min(costs)
-    return 1 + next(i for i, cost in enumerate(costs) if cost <= 1.02 * best)
+    fewest = 1 + next(i for i, cost in enumerate(costs) if cost <= 1.02 * best)
+    return math.ceil(n_col_tiles / math.ceil(n_col_tiles / fewest))  # no split without tiles
 
 
 def _power_of_two(value: int) -> int:

@@ -1,93 +1,171 @@
-"""Sweeps on a GPU: launches of the kernels in kernels.py."""
+"""Sweeps on a GPU: memory layout of a cloud and launches of the kernels in kernels.py."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
 import triton
 
-from .cloud import Geometry, SweptCloud, make_clouds
-from .kernels import settle_kernel, sweep_kernel
-from .sweeps import Sweeps
-from .tiles import Precision, Tile, column_splits, settle_tile, sweep_tile
+from .checks import Inputs
+from .kernels import prepare_kernel, rescale_kernel, settle_kernel, sweep_kernel
+from .sweeps import Cloud, Sweeps
+from .tiles import LARGEST_DIRECT_DIMENSION, LOG2_E, Precision, Tile, column_splits, padded_dimension, sweep_tile
+
+PADDING = 256  # points; a multiple of every tile's rows and cols
+ROWS = 256  # of one program of the kernels that touch each point once
 
 
-class TritonSweeps(Sweeps):
-    """x [n, d], y [m, d] on one GPU, weights a [n], b [m] in float64, C = cost_scale |x - y|^2."""
+@dataclass
+class StoredCloud(Cloud):
+    """hi, lo: operands [n_padded, d_stored], or [d, n_padded] for direct differences (lo is hi where not split).
 
-    def __init__(
-        self,
-        x: torch.Tensor,
-        y: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        *,
-        cost_scale: float,
-        precision: Precision,
-        tile: Tile | None = None,
-    ):
+    weight, log2_weight, half_square, potential: float64 [n_padded]; half_square is |q|^2 / 2 of the stored operands,
+    so that a rounded problem is solved consistently. row_bias, col_bias, log2_sum: float32 [n_padded].
+    Padding repeats the last point with weight zero.
+    """
+
+    hi: torch.Tensor
+    lo: torch.Tensor
+    half_square: torch.Tensor
+    weight: torch.Tensor
+    log2_weight: torch.Tensor
+    row_bias: torch.Tensor
+    col_bias: torch.Tensor
+    moves: torch.Tensor
+    partial: torch.Tensor
+    strides: tuple[int, int]  # of hi and lo: from point to point, from coordinate to coordinate
+
+    @property
+    def n_padded(self) -> int:
+        return self.weight.shape[0]
+
+
+class TritonSweeps(Sweeps[StoredCloud]):
+    """One problem on one GPU, in the given precision; C = cost_scale |x - y|^2."""
+
+    def __init__(self, inputs: Inputs, *, cost_scale: float, precision: Precision, tile: Tile | None = None):
+        d = inputs.x.shape[1]
         self.cost_scale = cost_scale
-        self.tile = tile or sweep_tile(precision, x.shape[1])
-        self.x, self.y, self.geometry = make_clouds(x, y, a, b, precision)
-        self.rounded = not (self.geometry.direct or self.geometry.split)
-        self.slots = _multiprocessors(x.device) * self.tile.resident
-        self.scale = self.geometry.score_scale(1.0, cost_scale)
-
-    def set_epsilon(self, eps: float, f: torch.Tensor, g: torch.Tensor) -> None:
-        self.scale = self.geometry.score_scale(eps, self.cost_scale)
-        for cloud, potential in ((self.x, f), (self.y, g)):
-            padded = torch.zeros_like(cloud.potential)
-            padded[: cloud.n] = potential
-            cloud.set_potential(padded, self.scale)
-
-    def sweep(self, rows: SweptCloud, cols: SweptCloud, *, safe: bool) -> torch.Tensor:
-        tile = self.tile
-        n_padded, m_padded = rows.weight.shape[0], cols.weight.shape[0]
-        n_blocks, n_tiles = n_padded // tile.rows, m_padded // tile.cols
-        tiles_per_split = triton.cdiv(n_tiles, column_splits(n_blocks, n_tiles, self.slots))
-        splits = triton.cdiv(n_tiles, tiles_per_split)
-        partial = torch.empty(splits, n_padded, dtype=torch.float32, device=rows.hi.device)
-        with _on(rows.hi.device):
-            sweep_kernel[(n_blocks, splits)](
-                *self._operands(rows, cols), rows.row_bias, cols.col_bias, self.scale,
-                partial, n_padded, n_tiles, tiles_per_split, SAFE=safe, **self._options(tile),
-            )  # fmt: skip
-        return partial
-
-    def settle(self, rows: SweptCloud, cols: SweptCloud, partial: torch.Tensor, *, relaxation: float) -> None:
-        tile = settle_tile(self.tile)
-        n_padded, m_padded = rows.weight.shape[0], cols.weight.shape[0]
-        with _on(rows.hi.device):
-            settle_kernel[(n_padded // tile.rows,)](
-                *self._operands(rows, cols), rows.row_bias, cols.col_bias, self.scale,
-                partial, n_padded, partial.shape[0], m_padded // tile.cols,
-                rows.potential, rows.half_square, rows.weight, rows.log2_weight, rows.log2_sum, rows.next_col_bias,
-                rows.block_residual, relaxation, **self._options(tile),
-            )  # fmt: skip
-
-    def _operands(self, rows: SweptCloud, cols: SweptCloud) -> tuple[Any, ...]:
-        return (rows.hi, rows.lo, cols.hi, cols.lo, *_strides(rows.hi, self.geometry), *_strides(cols.hi, self.geometry))
-
-    def _options(self, tile: Tile) -> dict[str, Any]:
-        return {
-            "D": self.x.hi.shape[0 if self.geometry.direct else 1],
-            "BM": tile.rows,
-            "BN": tile.cols,
-            "BD": tile.coordinates,
-            "DIRECT": self.geometry.direct,
-            "SPLIT": self.geometry.split,
-            "STAGES": tile.stages,
-            "num_warps": tile.warps,
-            "num_stages": tile.stages,
+        self.direct = d <= LARGEST_DIRECT_DIMENSION
+        self.split = not self.direct and precision is Precision.EXACT
+        self.rounded = not self.direct and not self.split
+        self.tile = tile or sweep_tile(precision, d)
+        self.unit = 1.0 if self.direct else inputs.unit
+        self.scale = 0.0
+        self.options = {
+            "D": d if self.direct else padded_dimension(d),
+            "BM": self.tile.rows,
+            "BN": self.tile.cols,
+            "BD": self.tile.coordinates,
+            "DIRECT": self.direct,
+            "SPLIT": self.split,
+            "STAGES": self.tile.stages,
+            "num_warps": self.tile.warps,
+            "num_stages": self.tile.stages,
         }
+        n_padded, m_padded = _round_up(inputs.x.shape[0]), _round_up(inputs.y.shape[0])
+        slots = _multiprocessors(inputs.x.device) * self.tile.resident
+        self.x = self._store(inputs.x, inputs.a, inputs.centre, self._splits(n_padded, m_padded, slots))
+        self.y = self._store(inputs.y, inputs.b, inputs.centre, self._splits(m_padded, n_padded, slots))
+
+    def _splits(self, n_padded: int, m_padded: int, slots: int) -> int:
+        return column_splits(n_padded // self.tile.rows, m_padded // self.tile.cols, slots)
+
+    def _store(self, points: torch.Tensor, weight: torch.Tensor, centre: torch.Tensor, splits: int) -> StoredCloud:
+        n, d = points.shape
+        n_padded, d_stored, device = _round_up(n), self.options["D"], points.device
+        shape = (d_stored, n_padded) if self.direct else (n_padded, d_stored)
+        hi = torch.empty(shape, dtype=torch.float32 if self.direct else torch.float16, device=device)
+        doubles = torch.zeros(4, n_padded, dtype=torch.float64, device=device)
+        singles = torch.empty(3, n_padded, dtype=torch.float32, device=device)
+        cloud = StoredCloud(
+            n=n,
+            potential=doubles[0],
+            half_square=doubles[1],
+            weight=doubles[2],
+            log2_weight=doubles[3],
+            row_bias=singles[0],
+            col_bias=singles[1],
+            log2_sum=singles[2],
+            hi=hi,
+            lo=torch.empty_like(hi) if self.split else hi,
+            moves=torch.empty(n_padded // ROWS, dtype=torch.float32, device=device),
+            residuals=torch.empty(n_padded // ROWS, dtype=torch.float64, device=device),
+            partial=torch.empty(splits, n_padded, dtype=torch.float32, device=device),
+            strides=(1, n_padded) if self.direct else (d_stored, 1),
+        )
+        rows, width = 32, min(64, 1 << (d_stored - 1).bit_length())
+        launch(
+            prepare_kernel, (n_padded // rows, 1, 1),
+            (points, *points.stride(), centre, weight, cloud.hi, cloud.lo, cloud.half_square, cloud.weight,
+             cloud.log2_weight, n, *cloud.strides, 1.0 / self.unit),
+            {"D": d, "D_STORED": d_stored, "BM": rows, "BD": width, "SPLIT": self.split, "DIRECT": self.direct},
+        )  # fmt: skip
+        return cloud
+
+    def set_epsilon(self, eps: float, ratio: float) -> None:
+        s = self.cost_scale * LOG2_E / eps
+        self.scale = -s if self.direct else 2.0 * s * self.unit**2
+        for cloud in (self.x, self.y):
+            launch(
+                rescale_kernel, (cloud.n_padded // ROWS, 1, 1),
+                (cloud.potential, cloud.half_square, cloud.log2_weight, cloud.row_bias, cloud.col_bias, ratio,
+                 self.scale),
+                {"ROWS": ROWS},
+            )  # fmt: skip
+
+    def sweep(self, rows: StoredCloud, cols: StoredCloud, *, relaxation: float, cold: bool) -> torch.Tensor:
+        n_tiles = cols.n_padded // self.tile.cols
+        splits = rows.partial.shape[0]
+        remainder = (1.0 - relaxation) / relaxation
+        launch(
+            sweep_kernel, (rows.n_padded // self.tile.rows, splits, 1),
+            (rows.hi, rows.lo, cols.hi, cols.lo, *rows.strides, *cols.strides, rows.row_bias, cols.col_bias,
+             rows.moves, cols.moves, rows.moves.shape[0], cols.moves.shape[0], remainder, int(cold), rows.partial,
+             rows.n_padded, n_tiles, -(-n_tiles // splits), self.scale),
+            self.options,
+        )  # fmt: skip
+        return rows.partial
+
+    def settle(self, rows: StoredCloud, partial: torch.Tensor, *, relaxation: float) -> None:
+        launch(
+            settle_kernel, (rows.n_padded // ROWS, 1, 1),
+            (partial, rows.n_padded, partial.shape[0], rows.potential, rows.half_square, rows.weight,
+             rows.log2_weight, rows.row_bias, rows.col_bias, rows.log2_sum, rows.moves, rows.residuals, self.scale,
+             relaxation),
+            {"ROWS": ROWS},
+        )  # fmt: skip
 
 
-def _strides(operand: torch.Tensor, geometry: Geometry) -> tuple[int, int]:
-    """(from point to point, from coordinate to coordinate)."""
-    first, second = operand.stride()
-    return (second, first) if geometry.direct else (first, second)
+_compiled: dict[tuple[Any, ...], Any] = {}
+
+
+def launch(kernel: Any, grid: tuple[int, int, int], arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """Launch on the arguments' device. Later launches of the same kind go straight to the compiled kernel.
+
+    Triton's own path looks at every argument of every launch, which takes longer than a small sweep. The kind of a
+    launch is what that look could tell apart: options, types, and which integers are one or multiples of 16.
+    """
+    tensor = arguments[0]
+    kind = (kernel, tensor.device, *options.values(), *(_kind(argument) for argument in arguments))
+    compiled = _compiled.get(kind)
+    with _on(tensor.device):
+        if compiled is None:
+            _compiled[kind] = kernel[grid](*arguments, **options)
+        else:
+            constants = [value for name, value in options.items() if name in kernel.arg_names]
+            compiled[grid](*arguments, *constants)
+
+
+def _kind(argument: Any) -> Any:
+    if isinstance(argument, torch.Tensor):
+        return argument.dtype, argument.data_ptr() % 16 == 0
+    if isinstance(argument, int):
+        return argument == 1, argument % 16 == 0, argument >= 1 << 31
+    return type(argument)
 
 
 def _on(device: torch.device) -> Any:
@@ -98,3 +176,7 @@ def _on(device: torch.device) -> Any:
 @lru_cache
 def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def _round_up(n: int) -> int:
+    return -(-n // PADDING) * PADDING
