@@ -88,6 +88,10 @@ class JaxBackend:
 
     def empty_cache(self) -> None:
         gc.collect()
+        if self._device.platform != "cpu":
+            import torch  # evicting the L2 cache and scoring go through torch here as well
+
+            torch.cuda.empty_cache()
 
     def reset_peak(self) -> None:
         pass

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 SAMPLE_INTERVAL_S = 0.005
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
 
 
 class PeakMemory:
@@ -33,7 +34,7 @@ class PeakMemory:
         self._thread = threading.Thread(target=self._sample, daemon=True)
 
     def __enter__(self) -> PeakMemory:
-        trim_host()
+        _give_back_freed_blocks(at_once=True)
         self._exact = _reset_high_water_mark()
         self._host_level = self._host_top = _resident_bytes()
         self._device_level = self._device_top = device_bytes_in_use(self._device)
@@ -46,6 +47,7 @@ class PeakMemory:
         self._look()  # short work can end between two samples, but pools still hold its memory
         if self._exact:
             self._host_top = max(self._host_top, _high_water_mark())
+        _give_back_freed_blocks(at_once=False)
         self.peak_host_bytes = self._host_top - self._host_level
         if self._device_top is not None and self._device_level is not None:
             self.peak_device_bytes = self._device_top - (self._device_level - self._idle_bytes)
@@ -60,11 +62,17 @@ class PeakMemory:
             self._device_top = max(self._device_top, device_bytes_in_use(self._device) or 0)
 
 
-def trim_host() -> None:
-    """Give freed heap pages back to the system, so that the next work has to ask for its own (glibc only)."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim:
-        trim(0)
+def _give_back_freed_blocks(at_once: bool) -> None:
+    """Whether freed blocks of 128 KiB and more return to the system at once, or may be kept for reuse (glibc only).
+
+    Kept ones would be handed to the watched work without the resident set growing. Reuse with the largest threshold
+    is where glibc's own adaptive rule settles, so what is timed later finds what it would have found.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_MMAP_THRESHOLD, (128 << 10) if at_once else (32 << 20))
+        libc.mallopt(_M_TRIM_THRESHOLD, (128 << 10) if at_once else (64 << 20))
+        libc.malloc_trim(0)
 
 
 def _resident_bytes() -> int:

@@ -59,6 +59,26 @@ kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_
 sys.stdout.buffer.write(kernel.asm["cubin"])
 """
 
+MILLION = r"""
+import json, sys, time
+import numpy as np
+from fsbench.metrics import score
+from fsbench.problems.gaussian import gaussian
+
+device, large = sys.argv[1], int(sys.argv[2])
+small = gaussian(n=1003, m=2049, d=5, eps=0.0, seed=0)
+f, g = np.full(1003, 5.0), np.linspace(-1, 1, 2049)
+on_host, on_device = score(small, f, g, eps=0.5), score(small, f, g, eps=0.5, device=device)
+errors = {k: abs(getattr(on_device, k) / v - 1) for k, v in vars(on_host).items()}
+big = gaussian(n=large, m=large, d=3, eps=0.0, seed=0)
+times = []
+for _ in range(2):  # the first one compiles
+    begin = time.perf_counter()
+    scored = score(big, np.ones(large), np.ones(large), eps=0.5, device=device)
+    times.append(time.perf_counter() - begin)
+print(json.dumps({"errors": errors, "seconds": times[1], "mass": scored.mass}))
+"""
+
 
 def _python(code: str, *args: str, interpret: bool) -> bytes:
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | (
@@ -92,3 +112,16 @@ def test_kernel_compiles_for_sm_90_without_spills(d: int, tmp_path: Path) -> Non
     code = subprocess.run([tool, "-sass", cubin], capture_output=True, text=True, check=True).stdout
     assert re.search(r"\b(RED|ATOMG?)\S*\.F64", code)  # one hardware atomic, no compare-and-swap loop
     assert not re.search(r"\b(RED|ATOMG?)\S*\.CAS", code)
+
+
+@pytest.mark.gpu
+def test_a_million_points_a_side_in_five_seconds() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    got = json.loads(_python(MILLION, "cuda", "1000000", interpret=False))
+    assert {k: e for k, e in got["errors"].items() if not e < 1e-10} == {}
+    # x - y ~ N(0, 2 I_3), so the mean of exp((2 - |x - y|^2) / eps) is e^4 (1 + 4 / eps)^(-3 / 2) at eps = 0.5.
+    assert got["mass"] == pytest.approx(2.022, rel=0.02)
+    assert got["seconds"] < 5
