@@ -22,7 +22,7 @@ def precision(df: pd.DataFrame) -> pd.Series:
 def throughput_note(df: pd.DataFrame) -> str:
     """Says how far from convergence a fixed-iterations comparison is."""
     iterations, residual = df["n_iterations"].dropna().unique(), df["residual_l1"].dropna()
-    count = f"{iterations[0]:.0f}" if len(iterations) == 1 else "A fixed number of"
+    count = f"{iterations[0]:.0f}" if len(iterations) == 1 else "a fixed number of"
     left = f": residuals from {residual.min():.2g} to {residual.max():.2g}" if len(residual) else ""
     return f"A throughput test: {count} iterations without a stopping rule, far from convergence{left}."
 

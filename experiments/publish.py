@@ -27,6 +27,6 @@ def publish(parquet: Path, out_dir: Path | None = None) -> list[Path]:
     return report_of(parquet.stem)(load(parquet), out_dir or parquet.with_suffix(""))
 
 
-def published(root: Path = PUBLISHED) -> list[Path]:
-    """The measurement files <gpu>/<experiment>.parquet under `root`."""
-    return sorted(path for path in root.glob("*/*.parquet") if path.stem != "environments")
+def published(root: Path | None = None) -> list[Path]:
+    """The measurement files <gpu>/<experiment>.parquet under `root`, by default results/published."""
+    return sorted(path for path in (root or PUBLISHED).glob("*/*.parquet") if path.stem != "environments")

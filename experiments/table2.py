@@ -14,7 +14,7 @@ from experiments.common import FP32, PUBLISHED, TEN_BIT, counter, precision, thr
 from fsbench.records import Status
 from fsbench.report import figures
 from fsbench.report.analysis import MEMORY, TIME, by_device, memory_columns
-from fsbench.report.style import count_text, label, status_word, styles
+from fsbench.report.style import label, shape_text, status_word, styles
 from fsbench.report.tables import Column, Entry, Table, Unit, entry, legend, write
 
 # Solver, precision, HBM read + write (B), time (s), SM utilisation (%), memory stalls (%), kernel launches.
@@ -59,8 +59,7 @@ def _table(group: pd.DataFrame, device: str) -> Table:
     nothing: list[Entry] = [None] * (3 + len(memory))
     for name, its_grade, hbm, seconds, sm, stalls, launches in PUBLISHED_ROWS:
         rows.append([f"{name}, {PUBLISHED}", its_grade, seconds, hbm, sm, stalls, launches, *nothing])
-    shape = group.iloc[0]
-    title = f"Table 2 on {device}: n = {count_text(shape['n'])}, d = {count_text(shape['d'])}, eps = {shape['eps']:g}"
+    title = f"Table 2 on {device}: {shape_text(group.iloc[0])}"
     notes = [
         throughput_note(group),
         f"Rows marked {PUBLISHED} are figures of the FlashSinkhorn paper at n = 10k, d = 64 on an A100-80GB, not"

@@ -14,7 +14,7 @@ from experiments.common import FP32, PUBLISHED, TEN_BIT, precision, throughput_n
 from fsbench.records import Status
 from fsbench.report import figures
 from fsbench.report.analysis import MEMORY, TIME, by_device, geometric_means, memory_columns, speedups
-from fsbench.report.style import MISSING, count_text, label, status_word, styles
+from fsbench.report.style import MISSING, count_text, label, number_text, status_word, styles
 from fsbench.report.tables import Column, Entry, Table, Unit, entry, legend, write
 
 OURS = {FP32: "flash_sinkhorn", TEN_BIT: "flash_sinkhorn_fast"}
@@ -67,7 +67,7 @@ def _block(cells: pd.DataFrame, grade: str, device: str) -> Table:
             quality = [entry(record, column) for column in (*memory, "half_step_error", "residual_l1")]
             rows.append([float(n), label(name), entry(record, TIME), ratio, *quality])
     first = cells.iloc[0]
-    title = f"Forward, {grade}: d = {count_text(first['d'])}, eps = {first['eps']:g}, on {device}"
+    title = f"Forward, {grade}: d = {count_text(first['d'])}, eps = {number_text(first['eps'])}, on {device}"
     notes = [throughput_note(cells), *(f"Peak memory, {figures.MEMORY_NAMES[m]}: {MEMORY[m]}." for m in memory)]
     return Table(title, columns, rows, [*notes, *legend(rows)], key_columns=2)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import matplotlib
 import pandas as pd
@@ -18,7 +19,7 @@ from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, LogLoca
 
 from fsbench.records import Status
 from fsbench.report.analysis import TIME, finished, power_fit
-from fsbench.report.style import MISSING, SolverStyle, count_text, status_word, styles
+from fsbench.report.style import MISSING, SolverStyle, count_text, number_text, shape_text, status_word, styles
 
 _RC: Any = {
     "font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
@@ -59,7 +60,7 @@ def scaling(df: pd.DataFrame, *, x: str, y: str, title: str, fit: bool = False) 
             continue
         (problem, eps, size), part = panels[index]
         _lines(ax, part, x, y, look)
-        facts = [f"{other} = {count_text(size)}", f"eps = {eps:g}"] + [problem] * several["problem"]
+        facts = [f"{other} = {count_text(size)}", f"eps = {number_text(eps)}"] + [problem] * several["problem"]
         ax.set_title(", ".join(facts), loc="left")
         ax.set_xlabel(_X[x])
         _axes(ax, part, x, y)
@@ -145,7 +146,7 @@ def anytime(df: pd.DataFrame, *, title: str) -> Figure:
     rung of its ladder, or one.
     """
     df = df.assign(points=[_points(record) for _, record in df.iterrows()])
-    traced = df[df["points"].map(lambda found: len(found[0]) > 0)]
+    traced = df[df["points"].map(lambda found: len(found[0]) > 0).astype(bool)]
     panels = sorted(
         traced.groupby(["problem", "d", "eps", "n"]), key=lambda panel: (*panel[0][:2], -panel[0][2], panel[0][3])
     )
@@ -161,7 +162,7 @@ def anytime(df: pd.DataFrame, *, title: str) -> Figure:
         if index >= len(panels):
             ax.set_axis_off()
             continue
-        (_, d, eps, n), part = panels[index]
+        _, part = panels[index]
         for name in reversed(look):
             style = look[name]
             for _, cell in part[part["solver"] == name].iterrows():
@@ -180,7 +181,7 @@ def anytime(df: pd.DataFrame, *, title: str) -> Figure:
         ax.xaxis.set_major_formatter(EngFormatter(unit="s", sep=" "))
         ax.xaxis.set_minor_formatter(NullFormatter())
         ax.yaxis.set_minor_formatter(NullFormatter())
-        ax.set_title(f"n = {count_text(n)}, d = {count_text(d)}, eps = {eps:g}", loc="left")
+        ax.set_title(shape_text(part.iloc[0]), loc="left")
         if index + columns >= len(panels):
             ax.set_xlabel("time in the solve")
         if index % columns == 0:
@@ -204,8 +205,17 @@ def _columns(panels: int) -> int:
     return {1: 1, 2: 2, 4: 2}.get(panels, 3)
 
 
+class _Shown(Figure):
+    """A figure that a notebook shows by itself, without pyplot."""
+
+    def _repr_png_(self) -> bytes:
+        out = io.BytesIO()
+        self.savefig(out, format="png", dpi=110)
+        return out.getvalue()
+
+
 def _figure(width: float, height: float, title: str) -> Figure:
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = _Shown(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, x=0.01, ha="left", fontsize=10, fontweight="bold")
     return figure
@@ -238,7 +248,7 @@ def _rungs(ladder: str | None) -> list:
     return rungs if isinstance(rungs, list) else []
 
 
-def _drawable(value: Any) -> bool:
+def _drawable(value: object) -> TypeGuard[float]:
     return isinstance(value, float | int) and 0 < value < math.inf
 
 

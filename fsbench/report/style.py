@@ -94,4 +94,14 @@ def count_text(count: float) -> str:
     for scale, suffix in ((1e6, "M"), (1e3, "k")):
         if count >= scale and f"{count / scale:.3g}" == f"{count / scale:.10g}":
             return f"{count / scale:.3g}{suffix}"
-    return f"{count:.10g}"
+    return number_text(count)
+
+
+def number_text(value: float) -> str:
+    """A parameter as headings print it: 0.1, 1e-05, 1024."""
+    return MISSING if pd.isna(value) else f"{value:.10g}"
+
+
+def shape_text(record: pd.Series) -> str:
+    """n, d and eps of a record, for a heading."""
+    return f"n = {count_text(record['n'])}, d = {count_text(record['d'])}, eps = {number_text(record['eps'])}"

@@ -1,0 +1,193 @@
+"""Every experiment's report: its columns and notes, and that it renders whatever the records are."""
+
+import importlib
+import math
+from pathlib import Path
+
+import pytest
+import yaml
+from record_factory import CPU, GPU, record
+
+from experiments import common, memory, quickstart, table2, table3
+from fsbench.records import Status
+from fsbench.report.load import join
+
+CONF = Path(__file__).parents[2] / "conf" / "experiment"
+REPORTS = [quickstart.report, table2.report, table3.report, memory.report]
+ONLY_OK = {"mode": "to_residual", "tol": 1e-2}
+COUNTERS = {
+    "hbm_read_bytes": 60e6, "hbm_write_bytes": 20e6, "sm_throughput_pct": 74.0, "memory_stall_pct": 3.0,
+    "kernel_launches": 130,
+}  # fmt: skip
+
+
+def frame(records):
+    return join(records, [GPU, CPU])
+
+
+def rows_of(path):
+    """Cells of every Markdown table row, by its first cell or cells."""
+    lines = [line for line in path.read_text().splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def column(rows, name):
+    return next(i for i, header in enumerate(rows[0]) if header.startswith(name))
+
+
+def row(rows, name):
+    return next(cells for cells in rows if cells[0] == name)
+
+
+@pytest.mark.parametrize("path", sorted(CONF.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_experiment_names_its_report_and_its_question(path):
+    settings = yaml.safe_load(path.read_text())
+    assert settings["experiment"] == path.stem and settings["question"].endswith("?")
+    module, _, function = settings["report"].rpartition(".")
+    found = importlib.import_module(module)
+    assert callable(getattr(found, function)) and "?" in found.__doc__.splitlines()[0]
+
+
+def odd_records():
+    """Records as no harness should write them, each kind by name."""
+    good = [record(s, n=n, d=d) for s in ("flash_sinkhorn", "keops") for n in (1000, 2000)]
+    nothing = {name: None for name in good[0]}
+    yield "none", []
+    yield "one", good[:1]
+    yield "all failed", [record(s, status=Status.ERROR) for s in ("flash_sinkhorn", "keops")]
+    yield (
+        "reference failed",
+        [record("flash_sinkhorn", n=r["n"], d=r["d"], status=Status.OOM) for r in good[:2]] + good[2:],
+    )
+    yield "partial", good[:3]
+    yield "empty columns", [{**nothing, "solver": r["solver"], "cell_id": str(i)} for i, r in enumerate(good)]
+    numbers = [name for name, found in good[0].items() if isinstance(found, float | int) and name != "eps"]
+    for value in (math.nan, math.inf, "?", -1):
+        yield f"{value!r} everywhere", [{**r, **dict.fromkeys(numbers, value)} for r in good]
+    for value in (math.inf, "?", 0):
+        yield f"{value!r} in times", [{**good[0], "time_to_solution_s": value, "time_q25_s": value}, *good[1:]]
+    yield "no environment", [{**r, "env_id": "unknown"} for r in good]
+    yield "odd traces", [{**r, **ONLY_OK, "curve": [None, {"seconds": "?"}], "ladder": "{oops"} for r in good]
+
+
+ODD = dict(odd_records())
+
+
+@pytest.mark.parametrize("report", REPORTS, ids=lambda report: report.__module__)
+@pytest.mark.parametrize("kind", ODD)
+def test_renders_whatever_the_records_are(report, kind, tmp_path, monkeypatch):
+    monkeypatch.setattr("fsbench.report.figures.save", save_nothing)  # what is drawn is tested; pixels take seconds
+    paths = report(frame(ODD[kind]), tmp_path)
+    assert {path.suffix for path in paths} >= {".md", ".csv", ".tex", ".txt"}
+    for path in paths:
+        if path.suffix in (".md", ".txt", ".tex", ".csv"):
+            words = path.read_text().replace("|", " ").replace("&", " ").replace(",", " ").split()
+            assert not {"nan", "inf", "-inf", "None", "NaN", "?", "<NA>"} & set(words), path.read_text()
+            assert all(len(line) <= 100 for line in path.read_text().splitlines() if path.suffix == ".txt")
+
+
+def save_nothing(figure, out_dir, stem):
+    figure.draw_without_rendering()
+    return []
+
+
+@pytest.mark.parametrize("report", REPORTS, ids=lambda report: report.__module__)
+def test_files_are_where_the_report_says(report, tmp_path):
+    records = [record(s, n=n, d=d, **ONLY_OK) for s in ("keops", "pot") for n, d in ((1000, 3), (1000, 64), (2000, 3))]
+    paths = report(frame(records), tmp_path / "new")
+    assert all(path.is_file() and path.stat().st_size for path in paths)
+    assert len(set(paths)) == len(paths)
+    assert {path.suffix for path in paths} == {".md", ".csv", ".tex", ".txt", ".png", ".svg"}
+
+
+def test_table2_on_a_gpu_has_counters_and_the_published_rows_apart(tmp_path):
+    rows = [record("flash_sinkhorn_fast", n=10_000, time_s=0.004, **COUNTERS), record("pot", n=10_000)]
+    rows.append(record("tensorized", n=10_000, status=Status.OOM))
+    table2.report(frame(rows), tmp_path)
+    cells = rows_of(tmp_path / "table.md")
+    ours = row(cells, "FlashSinkhorn, 10-bit")
+    expected = {"time (ms)": "4.00", "HBM read + write (GB)": "0.0800", "SM use (%)": "74", "memory stalls (%)": "3"}
+    expected |= {"kernel launches": "130", "passes": "20", "half-step error / eps": "3.0e-05", "residual L1": "0.00400"}
+    for name, text in expected.items():
+        assert ours[cells[0].index(name)] == text
+    published = row(cells, "FlashSinkhorn, published (A100)")
+    assert published[column(cells, "time")] == "8.20" and published[column(cells, "kernel launches")] == "130"
+    assert set(row(cells, "tensorized")[2:]) == {"OOM"}
+    assert row(cells, "POT")[column(cells, "SM use")] == "not measured"
+    text = (tmp_path / "table.md").read_text()
+    assert "not measured here" in text and "throughput test" in text
+
+
+def test_table2_on_a_cpu_says_why_there_are_no_counters(tmp_path):
+    cpu = {"device": "cpu", "env_id": "cpu", "counters_detail": "not measured (no GPU)"}
+    table2.report(frame([record("keops", n=2000, **cpu), record("pot", n=2000, device="cpu", env_id="cpu")]), tmp_path)
+    cells = rows_of(tmp_path / "table.md")
+    for solver in ("KeOps", "POT"):
+        assert row(cells, solver).count("not measured (no GPU)") == 4
+    assert any(header.startswith("peak memory, host") for header in cells[0])
+
+
+def table3_records():
+    solvers = {"flash_sinkhorn": 1.0, "flash_sinkhorn_fast": 0.5, "flash_sinkhorn_pypi_tf32": 1.5, "keops": 8.0}
+    for n in (10_000, 40_000):
+        for solver, factor in solvers.items():
+            yield record(solver, n=n, d=128, time_s=1e-3 * factor * (2 if n > 10_000 and solver == "keops" else 1))
+        yield record("tensorized", n=n, d=128, **({"time_s": 0.002} if n < 20_000 else {"status": Status.OOM}))
+    yield record("flash_sinkhorn", n=10_000, d=512)
+    yield record("keops", n=10_000, d=512, status=Status.TIMEOUT)
+
+
+def test_table3_compares_within_one_precision_and_shows_the_published_figures_apart(tmp_path):
+    table3.report(frame(list(table3_records())), tmp_path)
+    fp32, ten_bit = (tmp_path / "speedups.md").read_text().split("**Forward, ")[1:]
+    assert fp32.startswith(common.FP32) and "KeOps" in fp32 and "TF32 (×)" not in fp32
+    assert ten_bit.startswith(common.TEN_BIT) and "over KeOps" not in ten_bit
+    rows = rows_of(tmp_path / "speedups.md")
+    header = rows[0]
+    first = next(cells for cells in rows if cells[:2] == ["128", "10000"])
+    assert first[header.index("over KeOps (×)")] == "8.00"
+    assert first[header.index("over KeOps, published (A100) (×)")] == "9.4"
+    second = next(cells for cells in rows if cells[:2] == ["128", "40000"])
+    assert second[header.index("over KeOps (×)")] == "16.0"
+    assert second[header.index("over tensorized (×)")] == "OOM"
+    timed_out = next(cells for cells in rows if cells[:2] == ["512", "10000"])
+    assert timed_out[header.index("over KeOps (×)")] == "OOT"
+    mean = row(rows, "geometric mean")
+    assert mean[1] == "1 of 3 cells" and mean[header.index("over KeOps (×)")] == "8.00"
+    assert "far from convergence" in fp32 and "only where both finished" in fp32
+
+
+def test_table3_has_a_block_for_each_dimension(tmp_path):
+    table3.report(frame(list(table3_records())), tmp_path)
+    text = (tmp_path / "table.md").read_text()
+    assert text.count("**Forward, FP32-grade: d = ") == 2 and text.count("**Forward, 10-bit: d = ") == 1
+
+
+def test_table3_shows_the_others_when_ours_failed(tmp_path):
+    rows = [record("flash_sinkhorn", status=Status.ERROR), record("keops", time_s=0.5)]
+    table3.report(frame(rows), tmp_path)
+    cells = next(c for c in rows_of(tmp_path / "speedups.md") if c[0] == "64")
+    assert cells[2] == "ours err"
+    assert any("KeOps" in c and "500" in c for c in rows_of(tmp_path / "table.md"))
+
+
+def test_memory_has_both_numbers_and_exponents(tmp_path):
+    rows = [
+        record(s, n=n, d=d, peak_alloc_bytes=bytes_(n, d), peak_device_bytes=2 * bytes_(n, d))
+        for s, bytes_ in (("flash_sinkhorn", lambda n, d: n * d), ("pot", lambda n, d: n * n))
+        for n in (1000, 2000, 4000)
+        for d in (64, 128)
+    ]
+    paths = memory.report(frame(rows), tmp_path)
+    assert {"peak_alloc_n.png", "peak_device_n.png", "peak_alloc_d.svg"} <= {path.name for path in paths}
+    cells = rows_of(tmp_path / "exponents.md")
+    assert row(cells, "FlashSinkhorn")[1:] == ["1.00 (3)", "1.00 (3)", "1.00 (2)"]
+    assert row(cells, "POT")[1:] == ["2.00 (3)", "2.00 (3)", "0.00 (2)"]
+    text = (tmp_path / "table.md").read_text()
+    assert "allocator" in text and "NVML" in text
+
+
+def test_quickstart_shows_times_only_where_the_target_was_reached(tmp_path):
+    rows = [record("keops", n=1000, d=3, **ONLY_OK), record("pot", n=1000, d=3, status=Status.NOT_CONVERGED, **ONLY_OK)]
+    quickstart.report(frame(rows), tmp_path)
+    assert row(rows_of(tmp_path / "table.md"), "1000")[1:] == ["10.0", "n/c"]

@@ -1,0 +1,169 @@
+"""Figures: what they draw is read back from the artists."""
+
+import math
+
+import numpy as np
+import pytest
+from matplotlib.text import Annotation
+from record_factory import CPU, GPU, record
+from test_report_tables import SOLVERS
+
+from fsbench.records import Status
+from fsbench.report import figures
+from fsbench.report.analysis import TIME
+from fsbench.report.load import join
+from fsbench.report.style import count_text, styles
+
+SIZES = (1000, 2000, 4000)
+
+
+def frame(records):
+    return join(records, [GPU, CPU])
+
+
+def grid(solvers, **columns):
+    return [record(s, n=n, time_s=1e-3 * (n / 1e3) ** 2, **columns) for s in solvers for n in SIZES]
+
+
+def legend_texts(figure):
+    legends = [*figure.legends, *[ax.get_legend() for ax in figure.axes if ax.get_legend()]]
+    return [text.get_text() for legend in legends for text in legend.get_texts()]
+
+
+def words(figure):
+    """Status words drawn at failures: (word, size)."""
+    found = [a for ax in figure.axes for a in ax.findobj(Annotation)]
+    return sorted((a.get_text(), a.xy[0]) for a in found)
+
+
+@pytest.mark.parametrize("count", range(1, 13))
+def test_each_solver_is_in_the_legend_once(count, tmp_path):
+    figure = figures.scaling(frame(grid(SOLVERS[:count])), x="n", y=TIME, title="t")
+    assert legend_texts(figure) == [style.label for style in styles(SOLVERS[:count]).values()]
+    png, svg = figures.save(figure, tmp_path, "t")
+    assert png.stat().st_size > 5000 and svg.read_text().startswith("<?xml")
+
+
+def test_styles_do_not_depend_on_company_and_are_all_different():
+    everyone = styles(SOLVERS)
+    assert all(
+        styles([name])[name] == everyone[name] for name in SOLVERS if name not in ("toy", "somebody_elses_solver")
+    )
+    assert styles(["toy"])["toy"] == styles(["keops", "toy"])["toy"]
+    assert len({(s.colour, s.marker) for s in everyone.values()}) == len(SOLVERS)
+    many = styles([f"solver{i}" for i in range(8)])
+    assert len({s.colour for s in many.values()}) == 8
+
+
+def test_axes_are_logarithmic_with_units():
+    (ax,) = figures.scaling(frame(grid(["keops"])), x="n", y=TIME, title="t").axes
+    assert ax.get_xscale() == ax.get_yscale() == "log"
+    assert ax.yaxis.get_major_formatter()(0.01) == "10 ms"
+    (ax,) = figures.scaling(frame(grid(["keops"])), x="n", y="peak_alloc_bytes", title="t").axes
+    assert ax.yaxis.get_major_formatter()(5e9) == "5 GB"
+
+
+def test_points_and_quartiles_are_the_records_own():
+    (ax,) = figures.scaling(frame(grid(["keops"])), x="n", y=TIME, title="t").axes
+    line = next(line for line in ax.lines if line.get_marker() == "^")
+    np.testing.assert_allclose(line.get_xydata(), [[n, 1e-3 * (n / 1e3) ** 2] for n in SIZES])
+    bar = ax.containers[0].lines[2][0].get_segments()[0]
+    np.testing.assert_allclose(bar[:, 1], [0.97e-3, 1.05e-3])
+
+
+def test_failures_are_marked_where_they_fell_above_all_points():
+    rows = [*grid(["keops"]), record("pot", n=1000), record("pot", n=2000, status=Status.OOM)]
+    rows += [record("pot", n=4000, status=Status.OOM, inferred_from="pot-2000")]
+    rows += [record("toy", n=1000), record("toy", n=2000, status=Status.ERROR), record("toy", n=4000)]
+    figure = figures.scaling(frame(rows), x="n", y=TIME, title="t")
+    assert words(figure) == [("OOM", 2000), ("err", 2000)]  # the inferred one is a pale cross without a word
+    (ax,) = figure.axes
+    crosses = [line for line in ax.lines if line.get_marker() == "x"]
+    assert sorted(line.get_xdata()[0] for line in crosses) == [2000, 2000, 4000]
+    figure.canvas.draw()
+    highest = max(ax.transData.transform((n, 1e-3 * (n / 1e3) ** 2))[1] for n in SIZES)
+    assert all(line.get_transform().transform(line.get_xydata())[0, 1] > highest for line in crosses)
+
+
+def test_a_solver_that_supports_nothing_here_is_said_in_the_legend():
+    rows = [*grid(["keops"]), *(record("geomloss_multiscale", n=n, status=Status.UNSUPPORTED) for n in SIZES)]
+    figure = figures.scaling(frame(rows), x="n", y=TIME, title="t")
+    assert "GeomLoss multiscale  (n/s)" in legend_texts(figure)
+    assert words(figure) == []
+
+
+def test_the_first_solver_may_fail_everywhere():
+    rows = [*(record("flash_sinkhorn", n=n, status=Status.ERROR) for n in SIZES), *grid(["keops"])]
+    figure = figures.scaling(frame(rows), x="n", y=TIME, title="t")
+    assert legend_texts(figure) == ["FlashSinkhorn  (err)", "KeOps"]
+    assert any(line.get_marker() == "^" and len(line.get_xdata()) == 3 for line in figure.axes[0].lines)
+
+
+def test_fitted_exponent_and_count_are_in_the_legend_over_ok_cells_only():
+    rows = [record("keops", n=n, peak_alloc_bytes=40 * n) for n in SIZES]
+    rows += [record("pot", n=n, peak_alloc_bytes=n * n) for n in SIZES[:2]] + [record("pot", n=4000, status=Status.OOM)]
+    texts = legend_texts(figures.scaling(frame(rows), x="n", y="peak_alloc_bytes", title="t", fit=True))
+    assert texts == ["KeOps  $n^{1.00}$, 3 points", "POT  $n^{2.00}$, 2 points"]
+
+
+def test_panels_are_what_else_varies():
+    rows = [record("keops", n=n, d=d) for n in SIZES for d in (64, 1024)]
+    titles = [ax.get_title(loc="left") for ax in figures.scaling(frame(rows), x="n", y=TIME, title="t").axes]
+    assert titles == ["d = 64, eps = 0.1", "d = 1024, eps = 0.1"]
+    titles = [ax.get_title(loc="left") for ax in figures.scaling(frame(rows), x="d", y=TIME, title="t").axes]
+    assert [title for title in titles if title] == [f"n = {count_text(n)}, eps = 0.1" for n in SIZES]
+
+
+def test_counts_reached_out_of_all():
+    mode = {"mode": "to_residual", "tol": 1e-2}
+    rows = [record("keops", n=n, **mode) for n in SIZES]
+    rows += [record("pot", n=1000, **mode), record("pot", n=2000, status=Status.NOT_CONVERGED, **mode)]
+    rows += [record("pot", n=4000, status=Status.OOM, **mode)]
+    (ax,) = figures.counts(frame(rows), title="t").axes
+    texts = [text.get_text().split() for text in ax.texts]
+    assert texts[0] == ["3/3"]
+    assert texts[1][0] == "1/3" and "1 n/c" in " ".join(texts[1]) and "1 OOM" in " ".join(texts[1])
+    assert sorted(bar.get_width() for bar in ax.patches) == [1, 3, 3, 3]
+
+
+def test_anytime_draws_traces_rungs_and_ends():
+    mode = {"mode": "to_residual", "tol": 1e-2}
+    curve = [{"iteration": i, "seconds": 0.1 * i, "residual": 0.5**i} for i in range(4)]
+    untimed = [{"iteration": i, "seconds": None, "residual": 0.5**i} for i in range(4)]
+    ladder = '[{"params": {}, "seconds": 1.0, "residual": 0.1}, {"params": {}, "seconds": 2.0, "residual": null}]'
+    rows = [record("keops", curve=curve, **mode), record("pot", time_s=3.0, curve=untimed, **mode)]
+    rows += [record("geomloss_multiscale", ladder=ladder, **mode)]
+    figure = figures.anytime(frame(rows), title="t")
+    drawn = {line.get_marker(): line.get_xydata().tolist() for line in figure.axes[0].lines}
+    assert drawn["h"] == [[3.0, 0.004]] and drawn["*"] == [[1.0, 0.1]]
+    trace = next(line for line in figure.axes[0].lines if len(line.get_xdata()) == 3)
+    np.testing.assert_allclose(trace.get_ydata(), [0.5, 0.25, 0.125])  # the point at zero seconds has no place
+    assert len(legend_texts(figure)) == 3
+
+
+def test_bars_have_values_or_status_words():
+    rows = [record("keops", time_s=0.00123), record("pot", status=Status.OOM)]
+    (ax,) = figures.bars(frame(rows), y=TIME, title="t").axes
+    assert [text.get_text().strip() for text in ax.texts] == ["1.23 ms", "OOM"]
+
+
+def test_the_same_records_give_the_same_bytes(tmp_path):
+    rows = frame(grid(["keops", "pot"]))
+    first = figures.save(figures.scaling(rows, x="n", y=TIME, title="t"), tmp_path / "a", "t")
+    second = figures.save(figures.scaling(rows, x="n", y=TIME, title="t"), tmp_path / "b", "t")
+    assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
+
+
+def test_matplotlib_settings_are_left_alone():
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    figures.scaling(frame(grid(["keops"])), x="n", y=TIME, title="t")
+    assert dict(matplotlib.rcParams) == before
+
+
+@pytest.mark.parametrize("size", [500, 1000, 1024, 2500, 100_000, 1_000_000, 134_217_728])
+def test_sizes_print_without_loss(size):
+    text = count_text(size)
+    scale = {"k": 1e3, "M": 1e6}.get(text[-1], 1.0)
+    assert math.isclose(float(text.rstrip("kM")) * scale, size)
