@@ -38,6 +38,7 @@ class RunProgress:
             self._bar = Progress(
                 TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                 TextColumn("left"), TimeRemainingColumn(), console=console, transient=True,
+                speed_estimate_period=3600.0,  # the cells of a comparison end together, minutes apart
             )  # fmt: skip
             self._task = self._bar.add_task("starting", total=total)
 

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 from fakes import fake_cell, fake_plan
-from record_factory import record
+from record_factory import GPU, record
 from rich.console import Console
 
 from fsbench import compose, progress
 from fsbench.__main__ import main
 from fsbench.launcher import run_shards, shard
-from fsbench.records import Status, read_lines
+from fsbench.records import Status, append, read_lines
 
 FSBENCH = (sys.executable, "-m", "fsbench")
 
@@ -189,6 +189,23 @@ def test_usage(capsys):
     assert main(["--help"]) == 0
     assert main([]) == 2
     assert "doctor" in capsys.readouterr().out
+
+
+def test_collect_and_compare_from_the_command_line(tmp_path, capsys):
+    for name, changes in (("old", {}), ("new", {"pot": {"status": Status.ERROR}})):
+        for solver in ("keops", "pot"):
+            append(tmp_path / name / "measurements.jsonl", record(solver, **changes.get(solver, {})))
+        append(tmp_path / name / "environments.jsonl", GPU)
+    old, new, out = (str(tmp_path / name) for name in ("old", "new", "out"))
+    assert main(["collect", old, "--out", out]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == f"{out}/h200/synthetic.parquet"
+    assert main(["compare", f"{out}/h200", old]) == 0
+    assert "2 cells compared, 0 only in the old records, 0 only in the new" in capsys.readouterr().out
+    assert main(["compare", old, new]) == 1
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == "1 cells got worse; their times are not compared:"
+    assert shown[1].startswith("  pot") and "ok -> error" in shown[1]
+    assert any(line.split()[0] == "keops" and "1.000" in line for line in shown if line.strip())
 
 
 def test_doctor_tries_each_solver_and_names_the_cure(home, monkeypatch, capsys):

@@ -14,6 +14,7 @@ from fakes import WORKER, Heard, fake_cell, fake_plan, run, run_elsewhere
 
 from fsbench import process, runner
 from fsbench.compose import ConfigError
+from fsbench.env import code_id
 from fsbench.process import WorkerProcess
 from fsbench.records import check_record, read_lines
 from fsbench.runner import Runner
@@ -24,6 +25,7 @@ GRACE_S = 5.0  # after a deadline: to kill, on a busy machine
 @pytest.fixture(autouse=True)
 def fake_workers(monkeypatch):
     monkeypatch.setattr(process, "WORKER", WORKER)
+    code_id.cache_clear()  # other processes of a test hash the files as they are now
 
 
 @pytest.fixture
