@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from fsbench.api import Budget, FixedIterations, Framework, Problem, Solution, Spec, TracePoint, Unsupported
@@ -15,7 +17,7 @@ class FlashSinkhorn:
     framework = Framework.TORCH
 
     def __init__(self, precision: str = "exact", updates: str = "alternating", annealing: float | None = None):
-        self.options = {"precision": precision, "updates": updates, "annealing": annealing}
+        self.options: dict[str, Any] = {"precision": precision, "updates": updates, "annealing": annealing}
 
     def supports(self, spec: Spec, budget: Budget) -> None:
         if spec.dtype not in ("float32", "float64"):
@@ -35,7 +37,7 @@ class FlashSinkhorn:
     def solve(self, problem: Problem, budget: Budget) -> Solution:
         spec = problem.spec
         if isinstance(budget, FixedIterations):
-            limits = {"n_iterations": budget.iterations}
+            limits: dict[str, Any] = {"n_iterations": budget.iterations}
         else:
             limits = {
                 "tol": budget.tol,

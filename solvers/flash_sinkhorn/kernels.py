@@ -40,11 +40,11 @@ def prepare_kernel(
         value = tl.where(inside, value * inverse_unit, 0.0)
         target = row.to(tl.int64)[:, None] * stride_stored + dim[None, :] * stride_stored_coordinate
         stored_mask = (dim < D_STORED)[None, :]
-        b_hi = value.to(hi.dtype.element_ty)
+        b_hi = value.to(tl.float32).to(hi.dtype.element_ty)
         tl.store(hi + target, b_hi, stored_mask)
         stored = b_hi.to(tl.float64)
         if SPLIT:
-            b_lo = (value - stored).to(lo.dtype.element_ty)
+            b_lo = (value - stored).to(tl.float32).to(lo.dtype.element_ty)
             tl.store(lo + target, b_lo, stored_mask)
             stored += b_lo.to(tl.float64)
         if not DIRECT:
@@ -71,7 +71,7 @@ def _load_points(points, index, stride_point, stride_coordinate, d_start, D: tl.
     """[B, BD] coordinates d_start.. of the points at `index` [B]; arrays are padded, so nothing is masked but d."""
     dim = d_start + tl.arange(0, BD)
     offsets = index.to(tl.int64)[:, None] * stride_point + dim[None, :] * stride_coordinate
-    if D % BD == 0:
+    if D % BD == 0:  # noqa: SIM108 (decided at compile time)
         block = tl.load(points + offsets)
     else:
         block = tl.load(points + offsets, mask=(dim < D)[None, :], other=0.0)

@@ -179,10 +179,10 @@ class _Loop:
             check = last or self.n_iterations % self.check_every == 0
             if self.updates is Updates.ALTERNATING:
                 sweeps.half_step(sweeps.x, sweeps.y, cold=False)
-                moved, relaxation = (sweeps.x,), 1.0  # the columns' marginal was just met exactly
+                moved, relaxation = [sweeps.x], 1.0  # the columns' marginal was just met exactly
             else:
                 sweeps.symmetric_step(cold=False)
-                moved, relaxation = (sweeps.x, sweeps.y), 0.5
+                moved, relaxation = [sweeps.x, sweeps.y], 0.5
             if check and (self._read_residual(moved) <= tol or last):
                 for cloud in moved:
                     cloud.potential += relaxation * cloud.log2_sum
@@ -193,7 +193,7 @@ class _Loop:
             self.n_iterations += 1
             self.n_passes += 2
 
-    def _read_residual(self, moved: tuple[Cloud, ...]) -> float:
+    def _read_residual(self, moved: list[Cloud]) -> float:
         residual = torch.stack([cloud.residuals.sum() for cloud in moved]).amax().item()
         seconds = time.perf_counter() - self.started
         assert self.eps is not None

@@ -7,7 +7,6 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-import triton
 
 from .checks import Inputs
 from .kernels import prepare_kernel, rescale_kernel, settle_kernel, sweep_kernel

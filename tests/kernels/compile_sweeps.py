@@ -1,0 +1,70 @@
+"""Compile the sweep kernel of every tile in use for sm_90 and print one JSON line a variant: resources and SASS."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from solvers.flash_sinkhorn.kernels import sweep_kernel
+from solvers.flash_sinkhorn.tiles import LARGEST_DIRECT_DIMENSION, Precision, padded_dimension, sweep_tile
+
+TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
+
+
+def compile_sweep(precision: Precision, d: int):
+    tile, direct = sweep_tile(precision, d), d <= LARGEST_DIRECT_DIMENSION
+    operand = "*fp32" if direct else "*fp16"
+    signature = dict.fromkeys(("rows_hi", "rows_lo", "cols_hi", "cols_lo"), operand)
+    signature |= dict.fromkeys(("stride_row", "stride_row_d", "stride_col", "stride_col_d"), "i32")
+    signature |= dict.fromkeys(("row_bias", "col_bias", "row_moves", "col_moves", "partial_log2_sums"), "*fp32")
+    signature |= dict.fromkeys(("n_row_moves", "n_col_moves", "cold", "n_padded", "n_tiles", "tiles_per_split"), "i32")
+    signature |= dict.fromkeys(("row_remainder", "scale"), "fp32")
+    constants = {
+        "D": padded_dimension(d), "BM": tile.rows, "BN": tile.cols, "BD": tile.coordinates,
+        "DIRECT": direct, "SPLIT": not direct and precision is Precision.EXACT, "STAGES": tile.stages,
+    }  # fmt: skip
+    constants |= dict.fromkeys(("stride_row", "stride_col") if direct else ("stride_row_d", "stride_col_d"), 1)
+    signature |= dict.fromkeys(constants, "constexpr")
+    signature = {name: signature[name] for name in sweep_kernel.arg_names}
+    aligned = {
+        (k,): [["tt.divisibility", 16]]
+        for k, (name, kind) in enumerate(signature.items())
+        if kind.startswith("*") or name.startswith("stride") or name == "n_padded"
+    }
+    source = ASTSource(fn=sweep_kernel, signature=signature, constexprs=constants, attrs=aligned)
+    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+def inspect(cubin: bytes) -> dict[str, object]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        usage = subprocess.run([TOOLS / "cuobjdump", "-res-usage", file.name], capture_output=True, text=True).stdout
+        sass = subprocess.run([TOOLS / "nvdisasm", "-c", file.name], capture_output=True, text=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+).*LOCAL:(\d+)", usage)
+    assert found, usage
+    registers, stack, local = map(int, found.groups())
+    return {
+        "registers": registers,
+        "stack_bytes": stack,
+        "local_bytes": local,
+        "local_accesses": len(re.findall(r"\b(?:LDL|STL)\b", sass)),
+        "hgmma": sass.count("HGMMA"),
+        "ex2": sass.count("MUFU.EX2"),
+    }
+
+
+if __name__ == "__main__":
+    for argument in sys.argv[1:]:
+        name, d = argument.split(":")
+        kernel = compile_sweep(Precision(name), int(d))
+        print(json.dumps({"variant": argument, **inspect(kernel.asm["cubin"])}))

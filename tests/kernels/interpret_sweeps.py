@@ -1,0 +1,91 @@
+"""Run under TRITON_INTERPRET=1: errors of a few half-steps against plain float64, one JSON line."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import torch
+
+from solvers.flash_sinkhorn.checks import checked_inputs
+from solvers.flash_sinkhorn.tiles import LOG2_E, Precision
+from solvers.flash_sinkhorn.triton_sweeps import TritonSweeps
+
+CASES = [  # n, m, d, precision, eps, common offset
+    (63, 100, 1, Precision.EXACT, 0.1, 1e4),
+    (301, 157, 3, Precision.EXACT, 0.05, 0.0),
+    (100, 257, 3, Precision.EXACT, 1e-4, 0.0),  # sums leave the plain loop's range at first
+    (65, 63, 5, Precision.EXACT, 0.1, 3.0),
+    (129, 70, 40, Precision.EXACT, 0.1, 0.0),
+    (129, 70, 40, Precision.FAST, 0.1, 0.0),
+    (70, 65, 130, Precision.EXACT, 1.0, 0.0),
+    (70, 65, 130, Precision.FAST, 1.0, 0.0),
+]
+
+
+def reference(x, y, a, b, eps, symmetric, iterations):
+    """Log-domain Sinkhorn in float64 from the definition."""
+    cost = ((x.double()[:, None] - y.double()[None]) ** 2).sum(-1)
+    f, g = torch.zeros(len(x), dtype=torch.float64), torch.zeros(len(y), dtype=torch.float64)
+
+    def update_f(g):
+        return -eps * torch.logsumexp((g[None] - cost) / eps + b.log()[None], 1)
+
+    def update_g(f):
+        return -eps * torch.logsumexp((f[:, None] - cost) / eps + a.log()[:, None], 0)
+
+    for _ in range(iterations):
+        if symmetric:
+            f, g = (f + update_f(g)) / 2, (g + update_g(f)) / 2
+        else:
+            f = update_f(g)
+            g = update_g(f)
+    row = a * (torch.exp((f[:, None] + g[None] - cost) / eps) @ b)
+    return f, g, (row - a).abs().sum().item()
+
+
+def rounded(points, centre, unit):
+    return ((points.double() - centre) / unit).float().half().double() * unit + centre
+
+
+def run(n, m, d, precision, eps, offset, symmetric):
+    generator = torch.Generator().manual_seed(n)
+    x = torch.randn(n, d, generator=generator) + offset
+    y = torch.randn(m, d, generator=generator) + offset + 0.3
+    a = torch.rand(n, generator=generator, dtype=torch.float64) + 0.1
+    b = torch.rand(m, generator=generator, dtype=torch.float64) + 0.1
+    a[5] = 0.0
+    a, b = a / a.sum(), b / b.sum()
+    inputs = checked_inputs(x, y, a, b, eps=eps, cost_scale=1.0)
+    sweeps = TritonSweeps(inputs, cost_scale=1.0, precision=precision)
+    for cloud in (sweeps.x, sweeps.y):  # what is not written before it is read must show
+        for tensor in (cloud.partial, cloud.log2_sum, cloud.moves, cloud.residuals):
+            tensor.fill_(math.nan)
+    sweeps.set_epsilon(eps, 1.0)
+    iterations = 3
+    for k in range(iterations):
+        if symmetric:
+            sweeps.symmetric_step(cold=k == 0)
+        else:
+            sweeps.half_step(sweeps.x, sweeps.y, cold=k == 0)
+            sweeps.half_step(sweeps.y, sweeps.x, cold=k == 0)
+    f = sweeps.x.potential[:n] * eps / LOG2_E
+    g = sweeps.y.potential[:m] * eps / LOG2_E
+    if sweeps.rounded:  # a fast solve is an exact solve of the rounded clouds
+        x, y = rounded(x, inputs.centre, inputs.unit), rounded(y, inputs.centre, inputs.unit)
+    want_f, want_g, want_residual = reference(x, y, a, b, eps, symmetric, iterations)
+    sweeps.half_step(sweeps.x, sweeps.y, cold=False)
+    return {
+        "f": ((f - want_f).abs().max() / eps).item(),
+        "g": ((g - want_g).abs().max() / eps).item(),
+        "residual": abs(sweeps.x.residuals.sum().item() - want_residual),
+        "cost_over_eps": ((x.double()[:, None] - y.double()[None]) ** 2).sum(-1).max().item() / eps,
+    }
+
+
+if __name__ == "__main__":
+    results = {}
+    for case in CASES:
+        for symmetric in (False, True):
+            results[f"{case} symmetric={symmetric}"] = run(*case, symmetric)
+    print(json.dumps(results))

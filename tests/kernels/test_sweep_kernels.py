@@ -1,0 +1,52 @@
+"""FlashSinkhorn's kernels: against float64 under the interpreter, and compiled for sm_90 without a GPU.
+
+Both run in processes of their own, because TRITON_INTERPRET is read when triton is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton")
+
+HERE = Path(__file__).parent
+VARIANTS = ["exact:1", "exact:3", "exact:16", "fast:64", "exact:64", "fast:128", "exact:128", "fast:512", "exact:512"]
+
+
+def run_script(name: str, *arguments: str, interpret: bool) -> list[dict]:
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    if interpret:
+        environment["TRITON_INTERPRET"] = "1"
+    command = [sys.executable, str(HERE / name), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.skipif(
+    np.lib.NumpyVersion(np.__version__) >= "2.4.0", reason="triton's interpreter breaks on numpy 2.4 and later"
+)
+def test_half_steps_agree_with_float64_under_the_interpreter():
+    (results,) = run_script("interpret_sweeps.py", interpret=True)
+    assert len(results) == 16
+    for case, errors in results.items():
+        # Exponents are as large as cost / eps and held in float32: half an ulp each for a few summands and half-steps.
+        tolerance = 2e-6 + 3e-7 * errors["cost_over_eps"]
+        assert max(errors["f"], errors["g"]) < tolerance, (case, errors)
+        assert errors["residual"] < max(2e-6, tolerance), (case, errors)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_sweep_compiles_for_sm_90_without_spills(variant):
+    (found,) = run_script("compile_sweeps.py", variant, interpret=False)
+    assert found["local_accesses"] == 0 and found["local_bytes"] == 0, found
+    on_tensor_cores = int(variant.split(":")[1]) > 4
+    assert (found["hgmma"] > 0) == on_tensor_cores, found
+    assert found["ex2"] > 0
