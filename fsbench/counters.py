@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ METRICS = (READ, WRITE, THROUGHPUT, STALL, DURATION)  # few: each kernel is repl
 _COLUMNS = ("hbm_read_bytes", "hbm_write_bytes", "sm_throughput_pct", "memory_stall_pct", "kernel_launches")
 
 
-def measure(cell: Cell, *, timeout_s: float) -> dict[str, Any]:
-    """The record's counter columns for one warm solve of `cell`.
+def measure(cell: Cell, *, timeout_s: float, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The record's counter columns for one warm solve of `cell`, in a process with `environment`, a worker's own.
 
     Bytes are sums over its kernels, percentages are weighted by kernel duration. Where nothing can be measured every
     column is None and counters_detail says why; this never raises for a missing tool, GPU or permission.
@@ -40,7 +41,7 @@ def measure(cell: Cell, *, timeout_s: float) -> dict[str, Any]:
         return _nothing("not measured (Nsight Compute's ncu is not on PATH)")
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "ncu.csv"
-        failure = _run(_command(ncu, log, cell), timeout_s)
+        failure = _run(_command(ncu, log, cell), timeout_s, environment or os.environ)
         text = log.read_text() if log.exists() else ""
     return parse(text, failure)
 
@@ -55,11 +56,11 @@ def _command(ncu: str, log: Path, cell: Cell) -> list[str]:
     ]  # fmt: skip
 
 
-def _run(command: list[str], timeout_s: float) -> str | None:
+def _run(command: list[str], timeout_s: float, environment: Mapping[str, str]) -> str | None:
     """Run to the end or to the deadline; why it failed, or None."""
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        env=os.environ | {"LC_ALL": "C"}, start_new_session=True,
+        env={**environment, "LC_ALL": "C"}, start_new_session=True,
     )  # fmt: skip
     try:
         _, errors = process.communicate(timeout=timeout_s)

@@ -41,8 +41,11 @@ def score(
 ) -> Score:
     """Score potentials f [n], g [m] on `clouds`. Points of zero weight count for nothing, whatever their potential.
 
-    Raises ValueError if a shape is wrong, or if a potential is not finite on a point of positive weight.
+    Raises ValueError if eps is not positive, a shape is wrong, no weight is positive, or a potential is not finite on a
+    point of positive weight.
     """
+    if not eps > 0:
+        raise ValueError(f"eps must be positive, got {eps}")
     x, a, f = _positive("f", clouds.x, clouds.a, f)
     y, b, g = _positive("g", clouds.y, clouds.b, g)
     on_device = [torch.from_numpy(np.ascontiguousarray(v)).to(device) for v in (x, y, f / eps, g / eps, a, b)]
@@ -71,6 +74,8 @@ def _positive(
     if potential.shape != weights.shape:
         raise ValueError(f"{name} has shape {potential.shape}, its weights {weights.shape}")
     keep = weights > 0
+    if not keep.any():
+        raise ValueError(f"the weights of {name} have no positive entry")
     potential = potential[keep].astype(np.float64)
     bad = int(np.count_nonzero(~np.isfinite(potential)))
     if bad:

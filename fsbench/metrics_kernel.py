@@ -11,15 +11,15 @@ import triton
 import triton.language as tl
 
 BLOCK_ROWS = 64
-BLOCK_COLUMNS = 32
+BLOCK_COLUMNS = 16
 COLUMNS_A_PROGRAM = 4096
-NUM_WARPS = 8
+NUM_WARPS = 4
 
 
 @triton.jit
 def plan_sums_fwd_kernel(
-    x_ptr,  # [D, n], any float type
-    y_ptr,  # [D, m]
+    x_ptr,  # [D, n] float64: converted once, not once a tile
+    y_ptr,  # [D, m] float64
     f_ptr,  # [n] f / eps, float64
     g_ptr,  # [m] g / eps, float64
     a_ptr,  # [n] float64
@@ -48,8 +48,8 @@ def plan_sums_fwd_kernel(
         b_sq = tl.zeros([BM, BN], tl.float64)
         x_k, y_k = x_ptr + i, y_ptr + j
         for _ in range(D):
-            b_x = tl.load(x_k, mask=i < n, other=0.0).to(tl.float64)
-            b_y = tl.load(y_k, mask=j < m, other=0.0).to(tl.float64)
+            b_x = tl.load(x_k, mask=i < n, other=0.0)
+            b_y = tl.load(y_k, mask=j < m, other=0.0)
             diff = b_x[:, None] - b_y[None, :]  # [BM, BN]
             b_sq += diff * diff
             x_k += n  # 64-bit pointer steps: d * n may pass 2^31
@@ -74,7 +74,7 @@ def plan_sums(
     scale_in_memory = torch.tensor([scale], dtype=torch.float64, device=x.device)
     grid = (triton.cdiv(n, BLOCK_ROWS), triton.cdiv(m, COLUMNS_A_PROGRAM))
     plan_sums_fwd_kernel[grid](
-        x.t().contiguous(), y.t().contiguous(), f, g, a, b, row, col, n, m, scale_in_memory,
+        x.t().double().contiguous(), y.t().double().contiguous(), f, g, a, b, row, col, n, m, scale_in_memory,
         D=d, BM=BLOCK_ROWS, BN=BLOCK_COLUMNS, CHUNK=COLUMNS_A_PROGRAM, num_warps=NUM_WARPS,
     )  # fmt: skip
     return row, col

@@ -49,7 +49,7 @@ from triton.compiler import ASTSource
 from fsbench import metrics_kernel as mk
 
 d = int(sys.argv[1])
-pointers = {"x_ptr": "*fp32", "y_ptr": "*fp32", **{p + "_ptr": "*fp64" for p in ("f", "g", "a", "b", "row", "col")}}
+pointers = {p + "_ptr": "*fp64" for p in ("x", "y", "f", "g", "a", "b", "row", "col")}
 signature = {**pointers, "n": "i32", "m": "i32", "cost_over_eps": "*fp64",
              **dict.fromkeys(("D", "BM", "BN", "CHUNK"), "constexpr")}
 constants = {"D": d, "BM": mk.BLOCK_ROWS, "BN": mk.BLOCK_COLUMNS, "CHUNK": mk.COLUMNS_A_PROGRAM}
@@ -108,7 +108,7 @@ def test_kernel_compiles_for_sm_90_without_spills(d: int, tmp_path: Path) -> Non
     used = subprocess.run([tool, "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
     usage = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", used)}
     assert usage["STACK"] == 0 and usage["LOCAL"] == 0
-    assert usage["REG"] <= 128  # two programs of eight warps fit a multiprocessor
+    assert usage["REG"] <= 168  # three programs of four warps fit a multiprocessor
     code = subprocess.run([tool, "-sass", cubin], capture_output=True, text=True, check=True).stdout
     assert re.search(r"\b(RED|ATOMG?)\S*\.F64", code)  # one hardware atomic, no compare-and-swap loop
     assert not re.search(r"\b(RED|ATOMG?)\S*\.CAS", code)

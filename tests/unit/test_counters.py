@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import subprocess
 import sys
@@ -10,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fsbench import counters
-from fsbench.api import Cell, FixedIterations, Timing
+from fsbench import counters, counters_child
+from fsbench.api import Budget, Cell, FixedIterations, Framework, Problem, Solution, Spec, Timing
 
 CELL = Cell(
     "test", "solver", "module.Class", {}, (), "exact", "gaussian", "fsbench.problems.gaussian.gaussian", {}, 0,
@@ -86,8 +87,9 @@ def _tool(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_tool_gets_the_cell_and_its_log_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text(TABLE)
-    _tool(tmp_path, f'echo "$LAST" > {tmp_path}/cell.json; cat {tmp_path}/table.csv > "$LOG"', monkeypatch)
-    assert counters.measure(CELL, timeout_s=30.0)["kernel_launches"] == 2
+    _tool(tmp_path, 'echo "$LAST" > $FOLDER/cell.json; cat $FOLDER/table.csv > "$LOG"', monkeypatch)
+    environment = {**os.environ, "FOLDER": str(tmp_path)}
+    assert counters.measure(CELL, timeout_s=30.0, environment=environment)["kernel_launches"] == 2
     assert Cell.from_json((tmp_path / "cell.json").read_text()) == CELL
 
 
@@ -96,6 +98,30 @@ def test_a_failed_or_hanging_tool_is_one_sentence(monkeypatch: pytest.MonkeyPatc
     assert counters.measure(CELL, timeout_s=30.0)["counters_detail"] == "not measured (exit code 9: CUDA went away)"
     _tool(tmp_path, "sleep 60", monkeypatch)
     assert counters.measure(CELL, timeout_s=0.5)["counters_detail"] == "not measured (stopped after 0.5 s)"
+
+
+def test_exactly_one_warm_solve_lies_between_the_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.profiler.start", lambda: EVENTS.append("start"))
+    monkeypatch.setattr("torch.cuda.profiler.stop", lambda: EVENTS.append("stop"))
+    cell = replace(CELL, device="cpu", solver_target=f"{__name__}.Notes", timing=Timing(slope=True, memory=True))
+    monkeypatch.setattr(sys, "argv", ["counters_child", cell.to_json()])
+    counters_child.main()
+    assert EVENTS == ["solve", "solve", "solve", "start", "solve", "stop"]
+
+
+EVENTS: list[str] = []
+
+
+class Notes:
+    framework = Framework.TORCH
+
+    def supports(self, spec: Spec, budget: Budget) -> None: ...
+
+    def prepare(self, spec: Spec, budget: Budget) -> None: ...
+
+    def solve(self, problem: Problem, budget: Budget) -> Solution:
+        EVENTS.append("solve")
+        return Solution(problem.a, problem.b, 1, 2.0)
 
 
 def test_parent_side_loads_no_framework() -> None:

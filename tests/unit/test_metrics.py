@@ -189,6 +189,10 @@ def test_bad_potentials_are_named() -> None:
         score(clouds, np.array([0, np.nan, 0, np.inf, 0]), np.zeros(4), eps=1.0)
     with pytest.raises(ValueError, match=r"g has shape \(3,\)"):
         score(clouds, np.zeros(5), np.zeros(3), eps=1.0)
+    with pytest.raises(ValueError, match="eps must be positive, got 0"):
+        score(clouds, np.zeros(5), np.zeros(4), eps=0)
+    with pytest.raises(ValueError, match="weights of g have no positive entry"):
+        score(Clouds(clouds.x, clouds.y, clouds.a, 0 * clouds.b), np.zeros(5), np.zeros(4), eps=1.0)
 
 
 @st.composite
