@@ -50,7 +50,7 @@ def test_every_experiment_names_its_report_and_its_question(path):
 
 def odd_records():
     """Records as no harness should write them, each kind by name."""
-    good = [record(s, n=n, d=d) for s in ("flash_sinkhorn", "keops") for n in (1000, 2000)]
+    good = [record(s, n=n) for s in ("flash_sinkhorn", "keops") for n in (1000, 2000)]
     nothing = {name: None for name in good[0]}
     yield "none", []
     yield "one", good[:1]
