@@ -46,6 +46,7 @@ class Fake:
         self.solve_s, self.first_s, self.per_iteration_s = solve_s, first_s, per_iteration_s
         self.calls: list[str] = []
         self.budgets: list[Budget] = []
+        self.took_s: list[float] = []
 
     def supports(self, spec: Spec, budget: Budget) -> None: ...
 
@@ -57,7 +58,9 @@ class Fake:
         self.calls.append("solve")
         self.budgets.append(budget)
         iterations = budget.iterations if isinstance(budget, FixedIterations) else 1
+        begin = time.perf_counter()
         time.sleep(self.solve_s + self.per_iteration_s * iterations + first * self.first_s)
+        self.took_s.append(time.perf_counter() - begin)
         return Solution(problem.a, problem.b, iterations, 2.0 * iterations)
 
 
@@ -154,8 +157,9 @@ def test_first_call_is_kept_apart() -> None:
 
 
 def test_overhead_is_under_two_percent_of_100_ms() -> None:
-    _, record = run(make(Fake, solve_s=0.1))
-    assert 0.1 <= record["time_to_solution_s"] <= 0.102
+    measurement, record = run(make(Fake, solve_s=0.1))
+    took = np.median(measurement._solver.took_s[-3:])  # the sleeps of the timed calls, as the machine gave them
+    assert took <= record["time_to_solution_s"] <= 1.02 * took
 
 
 def test_slope_separates_set_up_from_iterations() -> None:
