@@ -45,22 +45,27 @@ class GeomlossMultiscale:
         weights = torch.full((20,), 0.05, dtype=dtype, device=spec.device)
         for width in (blur, 10 * blur * 2000 ** (1 / spec.d)):  # clusters are width / 2000^(1/d) wide
             x = torch.linspace(0, width, 20, dtype=dtype, device=spec.device)[:, None].expand(-1, spec.d).contiguous()
-            self.solve(Problem(x, x, weights, weights, spec), budget)
+            _potentials(Problem(x, x, weights, weights, spec), scaling=0.5)
 
     def solve(self, problem: Problem, budget: Budget) -> Solution:
-        scale = 2 * problem.spec.cost_scale
-        loss = SamplesLoss(
-            "sinkhorn",
-            p=2,
-            blur=_blur(problem.spec),
-            scaling=self.scaling,
-            debias=False,
-            potentials=True,
-            backend="multiscale",
-        )
-        with torch.no_grad():  # GeomLoss switches gradients on as it ends; leaving this block puts them back
-            f, g = loss(problem.a, problem.x, problem.b, problem.y)
-            return Solution(scale * f, scale * g, n_iterations=None, n_passes=None)
+        f, g = _potentials(problem, self.scaling)
+        return Solution(f, g, n_iterations=None, n_passes=None)
+
+
+def _potentials(problem: Problem, scaling: float) -> tuple[torch.Tensor, torch.Tensor]:
+    loss = SamplesLoss(
+        "sinkhorn",
+        p=2,
+        blur=_blur(problem.spec),
+        scaling=scaling,
+        debias=False,
+        potentials=True,
+        backend="multiscale",
+    )
+    scale = 2 * problem.spec.cost_scale
+    with torch.no_grad():  # GeomLoss switches gradients on as it ends; leaving this block puts them back
+        f, g = loss(problem.a, problem.x, problem.b, problem.y)
+        return scale * f, scale * g
 
 
 def _blur(spec: Spec) -> float:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from ot_reference import iterate, optimal_value, score
 
-from fsbench.api import FixedIterations, Problem, ToResidual, Unsupported
+from fsbench.api import FixedIterations, ToResidual, Unsupported
 
 
 def cloud(seed: int, n: int, d: int = 3) -> tuple[np.ndarray, np.ndarray]:
@@ -265,7 +265,7 @@ def test_two_runs_are_equal_and_leave_nothing_behind(driver, capfd):
         solver.supports(spec, budget)
     except Unsupported as reason:
         pytest.skip(str(reason))
-    problem = Problem(*(driver.array(v, solver.framework) for v in (x, y, a, b)), spec)
+    problem = driver.problem(solver, x, y, a, b, spec)
     solver.prepare(spec, budget)
     capfd.readouterr()
     before = _switches()
