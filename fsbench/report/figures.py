@@ -42,8 +42,11 @@ def scaling(df: pd.DataFrame, *, x: str, y: str, title: str, fit: bool = False) 
     A failed cell is a cross at the top edge over its size, with its status word; inferred ones are pale.
     """
     other = "d" if x == "n" else "n"
-    panels = [(key, part) for key, part in df.groupby(["problem", "eps", other]) if part[x].notna().any()]
-    panels.sort(key=lambda panel: (panel[0][0], -panel[0][1], panel[0][2]))
+    # Different budgets or precisions are never one line; seeds are, as their median.
+    more = [key for key in ("dtype", "mode", "tol", "max_iterations") if df[key].nunique(dropna=False) > 1]
+    grouped = df.groupby(["problem", "eps", other, *more], dropna=False)
+    panels = [part for _, part in grouped if part[x].notna().any() and part["problem"].notna().any()]
+    panels.sort(key=lambda part: (part["problem"].iloc[0], -part["eps"].iloc[0], part[other].iloc[0]))
     if not panels:
         return _empty(title)
     columns = 2 if fit and len(panels) > 1 else _columns(len(panels))
@@ -53,15 +56,16 @@ def scaling(df: pd.DataFrame, *, x: str, y: str, title: str, fit: bool = False) 
     figure = _figure(columns * width + (0 if fit else 2.2), rows * height + 0.5, title)
     look = styles(df["solver"].dropna())
     axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
-    several = {name: df[name].nunique() > 1 for name in ("problem", "eps", other)}
     for index, ax in enumerate(axes.flat):
         if index >= len(panels):
             ax.set_axis_off()
             continue
-        (problem, eps, size), part = panels[index]
+        part, facts = panels[index], panels[index].iloc[0]
         _lines(ax, part, x, y, look)
-        facts = [f"{other} = {count_text(size)}", f"eps = {number_text(eps)}"] + [problem] * several["problem"]
-        ax.set_title(", ".join(facts), loc="left")
+        said = [f"{other} = {count_text(facts[other])}", f"eps = {number_text(facts['eps'])}"]
+        said += [facts["problem"]] if df["problem"].nunique() > 1 else []
+        said += [f"{key} = {facts[key]}" for key in more if pd.notna(facts[key])]
+        ax.set_title(", ".join(said), loc="left")
         ax.set_xlabel(_X[x])
         _axes(ax, part, x, y)
         if index % columns == 0:
@@ -70,7 +74,7 @@ def scaling(df: pd.DataFrame, *, x: str, y: str, title: str, fit: bool = False) 
             ax.legend(handles=_handles(part, look, x, y, fit), loc="upper left", bbox_to_anchor=(1, 1.02), fontsize=8)
     if not fit:
         figure.legend(handles=_handles(df, look, x, y, fit), loc="outside right center")
-    _failures(list(axes.flat[: len(panels)]), [part for _, part in panels], x, look)
+    _failures(list(axes.flat[: len(panels)]), panels, x, look)
     return figure
 
 
@@ -325,16 +329,15 @@ def _failing(part: pd.DataFrame, look: dict[str, SolverStyle]) -> list[str]:
 
 
 def _axes(ax: Axes, part: pd.DataFrame, x: str, y: str) -> None:
-    ax.set_xscale("log")
-    ax.set_yscale("log")
     sizes = sorted(size for size in part[x].dropna().unique() if size > 0)
+    if sizes:
+        margin = max(sizes[-1] / sizes[0], 2.0) ** 0.12
+        ax.set_xlim(sizes[0] / margin, sizes[-1] * margin)
+        ax.set_xscale("log")
+    ax.set_yscale("log")
     ax.xaxis.set_major_locator(FixedLocator(_spread(sizes)))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count_text(value)))
-    span = sizes[-1] / sizes[0] if sizes else 1.0
-    if sizes:
-        margin = max(span, 2.0) ** 0.12
-        ax.set_xlim(sizes[0] / margin, sizes[-1] * margin)
     low, high = ax.get_ylim()
     if high / low < 40:
         ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

@@ -103,19 +103,26 @@ def summary(df: pd.DataFrame, *, value: str = TIME, unit: Unit = Unit.SECONDS, t
     return [_summary(part, value, unit, title, device) for device, _, part in by_device(df)]
 
 
+# What tells comparisons apart, in the order of rows and columns.
+_KEYS = {
+    "problem": Unit.TEXT, "dtype": Unit.TEXT, "mode": Unit.TEXT, "tol": Unit.EXACT, "max_iterations": Unit.EXACT,
+    "eps": Unit.EXACT, "d": Unit.EXACT, "n": Unit.EXACT, "m": Unit.EXACT, "seed": Unit.EXACT,
+}  # fmt: skip
+
+
 def _summary(df: pd.DataFrame, value: str, unit: Unit, title: str, device: str) -> Table:
     title = f"{title or 'Time to solution, median'}, on {device}"
     solvers = list(styles(df["solver"].dropna()))
     if not solvers:
         return Table(title, [Column("problem"), Column("n", Unit.EXACT)], [], ["No records yet."])
-    facts = df.drop_duplicates("group_id").sort_values(
-        ["problem", "eps", "d", "n"], ascending=[True, False, True, True]
-    )
-    keys = ["problem", "eps", "d", "n", "seed"]
-    shown = [key for key in keys if key == "n" or facts[key].nunique(dropna=False) > 1]
-    fixed = ", ".join(_fact(key, facts[key].iloc[0]) for key in keys if key not in shown and key != "seed")
+    facts = df.drop_duplicates("group_id")
+    facts = facts.sort_values(list(_KEYS), ascending=[key != "eps" for key in _KEYS])
+    shown = [key for key in _KEYS if key == "n" or (key != "m" and facts[key].nunique(dropna=False) > 1)]
+    if (facts["m"] != facts["n"]).any():
+        shown.insert(shown.index("n") + 1, "m")
+    fixed = ", ".join(_fact(key, facts[key].iloc[0]) for key in ("problem", "eps", "d") if key not in shown)
     cells = {(record["group_id"], record["solver"]): record for _, record in df.iterrows()}
-    columns = [Column(key, Unit.TEXT if key == "problem" else Unit.EXACT) for key in shown]
+    columns = [Column(key, _KEYS[key]) for key in shown]
     columns += [Column(label(solver), unit, "value") for solver in solvers]
     rows = [
         [_known(fact[key]) for key in shown] + [entry(cells.get((fact["group_id"], name)), value) for name in solvers]

@@ -114,6 +114,14 @@ def test_panels_are_what_else_varies():
     assert [title for title in titles if title] == [f"n = {count_text(n)}, eps = 0.1" for n in SIZES]
 
 
+def test_different_budgets_are_never_one_line():
+    rows = [
+        record("keops", n=n, max_iterations=k, group_id=f"{n}-{k}", cell_id=f"{n}-{k}") for n in SIZES for k in (5, 9)
+    ]
+    figure = figures.scaling(frame(rows), x="n", y=TIME, title="t")
+    assert len(figure.axes) == 2 and len(legend_texts(figure)) == 1
+
+
 def test_counts_reached_out_of_all():
     mode = {"mode": "to_residual", "tol": 1e-2}
     rows = [record("keops", n=n, **mode) for n in SIZES]

@@ -120,6 +120,14 @@ def test_what_varies_is_in_the_rows_and_what_does_not_is_in_the_title():
     assert "gaussian" in table.title and "d = 64" in table.title and "NVIDIA H200" in table.title
 
 
+def test_different_clouds_and_budgets_have_rows_of_their_own():
+    rows = [record("keops", n=1000, m=500), record("keops", n=1000, max_iterations=10, group_id="other")]
+    rows += [record("pot", n=1000, max_iterations=20, group_id="another", cell_id="pot-20")]
+    table = summary(frame(rows))[0]
+    assert [column.name for column in table.columns[:3]] == ["max_iterations", "n", "m"]
+    assert len(table.rows) == 3
+
+
 def test_devices_are_never_mixed():
     rows = [record("keops", time_s=0.001), record("keops", time_s=1.0, env_id="cpu", device="cpu")]
     tables = summary(frame(rows))
