@@ -12,7 +12,7 @@ import pandas as pd
 
 from fsbench.report import figures
 from fsbench.report.analysis import MEMORY, by_device, finished, memory_columns, power_fit
-from fsbench.report.style import count_text, label, styles
+from fsbench.report.style import count_text, exponent_text, label, styles
 from fsbench.report.tables import Column, Entry, Table, Unit, summary, write
 
 
@@ -51,4 +51,4 @@ def _exponents(df: pd.DataFrame, column: str, title: str) -> Table:
 
 def _fit(cells: pd.DataFrame, x: str, column: str) -> Entry:
     fitted = power_fit(cells[x], cells[column])
-    return f"{round(fitted[0], 2) + 0.0:.2f} ({fitted[1]})" if fitted else None
+    return f"{exponent_text(fitted[0])} ({fitted[1]})" if fitted else None

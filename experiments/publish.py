@@ -7,18 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
-import yaml
 
+from fsbench import compose
 from fsbench.report import load
 
-ROOT = Path(__file__).resolve().parent.parent
-PUBLISHED = ROOT / "results" / "published"
+PUBLISHED = compose.ROOT / "results" / "published"
 
 
 def report_of(experiment: str) -> Callable[[pd.DataFrame, Path], list[Path]]:
-    """report(df, out_dir) as conf/experiment/<experiment>.yaml names it. FileNotFoundError if there is no such file."""
-    settings = yaml.safe_load((ROOT / "conf" / "experiment" / f"{experiment}.yaml").read_text())
-    module, _, function = settings["report"].rpartition(".")
+    """report(df, out_dir) as conf/experiment/<experiment>.yaml names it, else experiments.<experiment>.report."""
+    dotted = compose.experiment_value(experiment, "report") or f"experiments.{experiment}.report"
+    module, _, function = dotted.rpartition(".")
     return getattr(importlib.import_module(module), function)
 
 

@@ -19,7 +19,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from experiments.publish import PUBLISHED, ROOT, publish, published
+from experiments.publish import PUBLISHED, publish, published
+from fsbench.compose import ROOT
 
 _BLOCK = re.compile(r"(<!-- generated: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 

@@ -19,7 +19,16 @@ from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, LogLoca
 
 from fsbench.records import Status
 from fsbench.report.analysis import TIME, finished, power_fit
-from fsbench.report.style import MISSING, SolverStyle, count_text, number_text, shape_text, status_word, styles
+from fsbench.report.style import (
+    MISSING,
+    SolverStyle,
+    count_text,
+    exponent_text,
+    number_text,
+    shape_text,
+    status_word,
+    styles,
+)
 
 _RC: Any = {
     "font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
@@ -285,7 +294,7 @@ def _handles(df: pd.DataFrame, look: dict[str, SolverStyle], x: str, y: str, fit
         text = look[name].label
         exponent = power_fit(points.index.to_series(), points[y]) if fit else None
         if exponent:
-            text += f"  ${x}^{{{exponent[0]:.2f}}}$, {exponent[1]} points"
+            text += f"  ${x}^{{{exponent_text(exponent[0])}}}$, {exponent[1]} points"
         elif points.empty:
             words = sorted({word for word in cells.apply(status_word, axis=1) if word != MISSING})
             text += f"  ({', '.join(words) or MISSING})"

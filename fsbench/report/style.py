@@ -102,6 +102,11 @@ def number_text(value: float) -> str:
     return MISSING if pd.isna(value) else f"{value:.10g}"
 
 
+def exponent_text(exponent: float) -> str:
+    """Two decimals, without a minus before zero."""
+    return f"{round(exponent, 2) + 0.0:.2f}"
+
+
 def shape_text(record: pd.Series) -> str:
     """n, d and eps of a record, for a heading."""
     return f"n = {count_text(record['n'])}, d = {count_text(record['d'])}, eps = {number_text(record['eps'])}"
