@@ -55,7 +55,7 @@ class WorkerProcess:
                 self._process = subprocess.Popen(
                     [*WORKER, str(child_in), str(child_out), str(os.getpid())],
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(child_in, child_out),
-                    start_new_session=True, env=_worker_environment(device),
+                    start_new_session=True, env=worker_environment(device),
                 )  # fmt: skip
         finally:
             os.close(child_in)
@@ -173,7 +173,8 @@ def oom_kills() -> int:
     return 0
 
 
-def _worker_environment(device: str) -> dict[str, str]:
+def worker_environment(device: str) -> dict[str, str]:
+    """The environment variables of a process that solves: quiet, no preallocation, no GPU for a CPU cell."""
     paths = [path for path in (os.environ.get("PYTHONPATH"), str(ROOT)) if path]
     environment = os.environ | {
         "KEOPS_VERBOSE": "0",

@@ -23,15 +23,16 @@ from typing import Any, Protocol
 
 import yaml
 
-from fsbench import records
+from fsbench import counters, records
 from fsbench.api import Cell
 from fsbench.compose import ConfigError
 from fsbench.env import code_id, environment
 from fsbench.history import History
 from fsbench.plan import Plan
-from fsbench.process import DeadlineReached, WorkerDied, WorkerProcess, close_all
+from fsbench.process import DeadlineReached, WorkerDied, WorkerProcess, close_all, worker_environment
 from fsbench.records import Phase, Record, Status
 
+_COUNTERS_S = 600.0  # where the cell has no limit
 _GOOD = (Status.OK, Status.NOT_CONVERGED)
 
 
@@ -159,6 +160,8 @@ class Runner:
             if ended["status"] not in _GOOD:
                 run.worker.kill()
                 del self._workers[run.cell.solver]
+            elif run.cell.timing.counters:
+                ended |= _counters(run.cell)
             if ended["status"] == Status.OOM and self._workers:
                 crowded.append(run.cell)
             else:
@@ -228,6 +231,12 @@ class Runner:
         for worker in self._workers.values():
             worker.kill()
         self._workers.clear()
+
+
+def _counters(cell: Cell) -> dict[str, Any]:
+    """Counter columns, from a process of their own: profiling must not touch the worker that is timed."""
+    limit_s = _COUNTERS_S if cell.timeout_s is None else cell.timeout_s
+    return counters.measure(cell, timeout_s=limit_s, environment=worker_environment(cell.device))
 
 
 def _complete(record: Record) -> Record:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -330,6 +331,21 @@ def test_results_of_other_code_or_another_machine_do_not_count(out, monkeypatch)
     run(plan, heard)
     assert (heard.done_before, len(heard.records)) == (0, 1)
     assert len(read_lines(out / "fake" / "environments.jsonl")) == 2
+
+
+def test_counters_are_asked_for_after_a_good_cell_and_only_where_wanted(out, monkeypatch):
+    asked = []
+
+    def measure(cell, *, timeout_s, environment):
+        asked.append((cell.solver, timeout_s, environment["CUDA_VISIBLE_DEVICES"]))
+        return {"kernel_launches": 7, "counters_detail": "a tool"}
+
+    monkeypatch.setattr(runner.counters, "measure", measure)
+    plain = [fake_cell("a"), fake_cell("b", do="raise"), fake_cell("c", timeout_s=None)]
+    cells = [replace(cell, timing=replace(cell.timing, counters=True)) for cell in plain]
+    outcome = run(fake_plan(out, *cells, fake_cell("d")))
+    assert asked == [("a", 60.0, ""), ("c", 600.0, "")]
+    assert [record["kernel_launches"] for _, record in outcome.rows] == [7, None, 7, None]
 
 
 def test_the_effective_configuration_is_kept(out):
