@@ -27,12 +27,18 @@ def throughput_note(df: pd.DataFrame) -> str:
     return f"A throughput test: {count} iterations without a stopping rule, far from convergence{left}."
 
 
+NO_GPU = "not measured (no GPU)"
+
+
 def counter(record: pd.Series, columns: Iterable[str]) -> Entry:
-    """The sum of hardware counters, or why there is none, as the record says it."""
+    """The sum of hardware counters, or that there is none; `counter_notes` says why."""
     values = [record[column] for column in columns]
     if not any(pd.isna(value) for value in values):
         return float(sum(values))
-    detail = record["counters_detail"]
-    if isinstance(detail, str) and detail.startswith("not measured"):
-        return detail
-    return "not measured (no GPU)" if record["device"] == "cpu" else "not measured"
+    return NO_GPU if record["device"] == "cpu" else "not measured"
+
+
+def counter_notes(df: pd.DataFrame) -> list[str]:
+    """One line for each reason why counters are missing, other than that there is no GPU."""
+    details = df.loc[df["hbm_read_bytes"].isna(), "counters_detail"].dropna()
+    return [f"Counters {detail}." for detail in dict.fromkeys(details) if detail and detail != NO_GPU]

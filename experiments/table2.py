@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from experiments.common import FP32, PUBLISHED, TEN_BIT, counter, precision, throughput_note
+from experiments.common import FP32, PUBLISHED, TEN_BIT, counter, counter_notes, precision, throughput_note
 from fsbench.records import Status
 from fsbench.report import figures
 from fsbench.report.analysis import MEMORY, TIME, by_device, memory_columns
@@ -66,7 +66,7 @@ def _table(group: pd.DataFrame, device: str) -> Table:
         " measured here; compare rows of one precision only.",
         *(f"Peak memory, {figures.MEMORY_NAMES[name]}: {MEMORY[name]}." for name in memory),
     ]
-    return Table(title, columns, rows, [*notes, *legend(rows)])
+    return Table(title, columns, rows, [*notes, *counter_notes(group), *legend(rows)])
 
 
 def _measured(record: pd.Series, memory: list[str]) -> list[Entry]:
