@@ -41,4 +41,4 @@ def counter(record: pd.Series, columns: Iterable[str]) -> Entry:
 def counter_notes(df: pd.DataFrame) -> list[str]:
     """One line for each reason why counters are missing, other than that there is no GPU."""
     details = df.loc[df["hbm_read_bytes"].isna(), "counters_detail"].dropna()
-    return [f"Counters {detail}." for detail in dict.fromkeys(details) if detail and detail != NO_GPU]
+    return [f"Counters: {detail}." for detail in dict.fromkeys(details) if detail and detail != NO_GPU]

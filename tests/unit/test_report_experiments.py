@@ -116,7 +116,7 @@ def test_table2_on_a_gpu_has_counters_and_the_published_rows_apart(tmp_path):
     assert set(row(cells, "tensorized")[2:]) == {"OOM"}
     assert row(cells, "POT")[column(cells, "SM use")] == "not measured"
     text = (tmp_path / "table.md").read_text()
-    assert "Counters not measured (ncu may not read counters)." in text
+    assert "Counters: not measured (ncu may not read counters)." in text
     assert "not measured here" in text and "throughput test" in text
 
 
