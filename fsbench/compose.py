@@ -155,7 +155,9 @@ def composed(overrides: Iterable[str], config_dirs: Iterable[Path] = ()) -> dict
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError(_one_line(error)) from error
     config = {str(key): value for key, value in config.items()} | selected  # type: ignore[union-attr]
-    where = f"experiment '{config.get('experiment')}'"
+    if config["experiment"] not in list(names("experiment", config_dirs)):
+        raise ConfigError("an experiment's file must begin with '# @package _global_' and say experiment: ITS_NAME")
+    where = f"experiment '{config['experiment']}'"
     check_keys(config, known, where)
     check_keys(config["timing"], TIMING_KEYS, f"timing of {where}")
     if not isinstance(config["grid"], dict):

@@ -21,6 +21,7 @@ from fsbench.records import Phase
 
 WORKER = (sys.executable, "-m", "fsbench.worker")
 _LOG_TAIL_LINES = 12
+_LOG_LINE_CHARACTERS = 500
 _CLOSE_S = 5.0
 
 
@@ -135,7 +136,7 @@ class WorkerProcess:
         with self.log_path.open("rb") as log:
             log.seek(self._log_offset)
             lines = log.read().decode(errors="replace").splitlines()
-        return "\n".join(lines[-_LOG_TAIL_LINES:])
+        return "\n".join(line[:_LOG_LINE_CHARACTERS] for line in lines[-_LOG_TAIL_LINES:])
 
 
 def close_all(workers: Iterable[WorkerProcess]) -> None:

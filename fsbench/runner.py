@@ -274,9 +274,13 @@ def _now() -> str:
 @contextlib.contextmanager
 def _locked(folder: Path, suffix: str) -> Iterator[None]:
     """Hold the folder for this process; the kernel lets go when the process ends, however it ends."""
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f".lock{suffix}"
-    with path.open("a+") as lock:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+")
+    except OSError as error:
+        raise ConfigError(f"cannot write to out_dir {folder}: {error.strerror}") from error
+    with file as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

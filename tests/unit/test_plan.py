@@ -229,6 +229,10 @@ def test_unknown_keys_in_files(conf, plan, file, line, needle):
         ("solver: [toy, toy2]", "solvers: [toy]", "did you mean 'solver'?"),
         ("counters: true", "counter: true", "did you mean 'counters'?"),
         ("cpu:", "cqu:", "did you mean 'cpu'?"),
+        ("experiment: mine", "experiment: other", "say experiment: ITS_NAME"),
+        ("# @package _global_", "", "begin with '# @package _global_'"),
+        ("budget:", "# budget:", "budget must be like"),
+        ("problem: [gaussian], ", "", "problem is empty: give problem=[...]"),
         ("grid:", "grid: [", "cannot read"),
     ],
 )

@@ -322,6 +322,12 @@ def test_two_runs_on_one_folder_are_refused_and_the_lock_dies_with_its_holder(ou
     assert statuses(run(fake_plan(out, fake_cell("b")))) == ["ok"]
 
 
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot write to out_dir"):
+        run(fake_plan(tmp_path / "file" / "out", fake_cell("a")))
+
+
 def test_results_of_other_code_or_another_machine_do_not_count(out, monkeypatch):
     plan = fake_plan(out, fake_cell("a"))
     run(plan)
