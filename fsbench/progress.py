@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
+import time
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -33,14 +35,15 @@ class RunProgress:
         self._total = total
         self._done_before = 0
         self._ended: set[str] = set()
+        self._began = time.monotonic()
         self._bar: Progress | None = None
         if console.is_terminal:
             self._bar = Progress(
                 TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-                TextColumn("left"), TimeRemainingColumn(), console=console, transient=True,
-                speed_estimate_period=3600.0,  # the cells of a comparison end together, minutes apart
+                TextColumn("{task.fields[left]}"), console=console, transient=True,
+                refresh_per_second=2,  # drawing takes time from what is measured
             )  # fmt: skip
-            self._task = self._bar.add_task("starting", total=total)
+            self._task = self._bar.add_task("starting", total=total, left="")
 
     def __enter__(self) -> RunProgress:
         if self._bar:
@@ -67,12 +70,17 @@ class RunProgress:
         self._ended.add(record["cell_id"])  # a cell tried again counts once
         done = self._done_before + len(self._ended)
         if self._bar:
-            self._bar.update(self._task, completed=done)
+            self._bar.update(self._task, completed=done, left=self._time_left(done))
         failed = record["status"] in _FAILED
         if self._bar is None or failed:
             place = f"[{done:>{len(str(self._total))}}/{self._total}]"
             line = f"{place} {describe(record)}  {record['status']}  {_result(record)}"
             self._console.print(Text(line, style="red" if record["status"] == Status.ERROR else ""), soft_wrap=True)
+
+    def _time_left(self, done: int) -> str:
+        """From the mean of this run's cells; larger ones are still to come, so it is a lower end."""
+        left_s = (time.monotonic() - self._began) / len(self._ended) * (self._total - done)
+        return f"{datetime.timedelta(seconds=round(left_s))} left"
 
 
 def describe(record: Record) -> str:

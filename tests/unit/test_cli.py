@@ -260,7 +260,7 @@ def test_a_bar_on_a_terminal_with_cells_done_current_cell_and_time_left():
         bar.ended(record("keops", status=Status.ERROR))
         bar._bar.refresh()
     shown = console.file.getvalue()
-    for text in ("keops n=77", "2/4", "left", "it broke"):
+    for text in ("keops n=77", "2/4", "0:00:00 left", "it broke"):
         assert text in shown
 
 
