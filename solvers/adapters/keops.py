@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from solvers.common.keops_runtime import check_device  # isort: skip  # first: it must run before torch is imported
 
+from functools import lru_cache
+
 import torch
 from pykeops.torch import Genred
 
@@ -41,13 +43,7 @@ class KeOps:
     def solve(self, problem: Problem, budget: Budget) -> Solution:
         x, y = problem.x.contiguous(), problem.y.contiguous()
         eps = problem.spec.eps
-        dimension = x.shape[1]
-        reduce = Genred(
-            "B - P * SqDist(X, Y)",
-            [f"X = Vi({dimension})", f"Y = Vj({dimension})", "B = Vj(1)", "P = Pm(1)"],
-            reduction_op="LogSumExp",
-            axis=1,
-        )
+        reduce = _log_sum_exp(x.shape[1])
         inverse = torch.tensor([problem.spec.cost_scale / eps], dtype=x.dtype, device=x.device)
         with torch.no_grad():
             return alternating_sinkhorn(
@@ -59,3 +55,10 @@ class KeOps:
                 budget=budget,
                 check_every=self.check_every,
             )
+
+
+@lru_cache
+def _log_sum_exp(d: int) -> Genred:
+    """log sum_j exp(B_j - P |X_i - Y_j|^2) for points of dimension d."""
+    aliases = [f"X = Vi({d})", f"Y = Vj({d})", "B = Vj(1)", "P = Pm(1)"]
+    return Genred("B - P * SqDist(X, Y)", aliases, reduction_op="LogSumExp", axis=1)
