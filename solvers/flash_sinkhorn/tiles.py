@@ -9,6 +9,7 @@ from enum import StrEnum
 LOG2_E = math.log2(math.e)
 LARGEST_DIRECT_DIMENSION = 4  # up to here direct differences cost no more than a padded tensor-core product
 SMALLEST_DOT_DIMENSION = 16
+HOPPER_SHARED_BYTES = 227 * 1024
 
 
 class Precision(StrEnum):
@@ -38,19 +39,22 @@ def padded_dimension(d: int) -> int:
     return -(-d // step) * step
 
 
-def sweep_tile(precision: Precision, d: int) -> Tile:
-    """The tile of the plain sweep for clouds in R^d."""
+def sweep_tile(precision: Precision, d: int, shared_bytes: int = HOPPER_SHARED_BYTES) -> Tile:
+    """The tile of the sweep for clouds in R^d on a GPU with `shared_bytes` of shared memory a multiprocessor."""
     if d <= LARGEST_DIRECT_DIMENSION:
-        return Tile(16, 256, 1, 2, 2, 8)
+        return Tile(8, 128, 1, 1, 2, 28)
     width = padded_dimension(d)
+    coordinates = min(_power_of_two(width), 128)
+    if shared_bytes < HOPPER_SHARED_BYTES:  # fits any GPU since Ampere; not tuned
+        return Tile(64, 64, min(coordinates, 64), 4, 2, 1)
     if precision is Precision.FAST:
-        if width <= 128:
-            return Tile(128, 64 if width > 64 else 128, _power_of_two(width), 4, 3, 3)
-        return Tile(128, 256, 64, 8, 3, 1)
-    if width <= 64:
-        return Tile(128, 64, _power_of_two(width), 4, 2, 3)
+        if width <= 64:
+            return Tile(128, 64, coordinates, 4, 3, 4)
+        return Tile(128, 64, coordinates, 4, 2, 3) if width <= 128 else Tile(128, 256, 64, 8, 3, 1)
+    if width <= 16:
+        return Tile(128, 64, coordinates, 4, 3, 4)
     if width <= 128:
-        return Tile(128, 64, 128, 8, 2, 1)
+        return Tile(128, 128, coordinates, 8, 2, 2 if width <= 64 else 1)
     return Tile(128, 128, 64, 8, 3, 1)
 
 

@@ -7,11 +7,21 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+import triton
 
 from .checks import Inputs
 from .kernels import prepare_kernel, rescale_kernel, settle_kernel, sweep_kernel
 from .sweeps import Cloud, Sweeps
-from .tiles import LARGEST_DIRECT_DIMENSION, LOG2_E, Precision, Tile, column_splits, padded_dimension, sweep_tile
+from .tiles import (
+    HOPPER_SHARED_BYTES,
+    LARGEST_DIRECT_DIMENSION,
+    LOG2_E,
+    Precision,
+    Tile,
+    column_splits,
+    padded_dimension,
+    sweep_tile,
+)
 
 PADDING = 256  # points; a multiple of every tile's rows and cols
 ROWS = 256  # of one program of the kernels that touch each point once
@@ -51,7 +61,7 @@ class TritonSweeps(Sweeps[StoredCloud]):
         self.direct = d <= LARGEST_DIRECT_DIMENSION
         self.split = not self.direct and precision is Precision.EXACT
         self.rounded = not self.direct and not self.split
-        self.tile = tile or sweep_tile(precision, d)
+        self.tile = tile or sweep_tile(precision, d, _shared_bytes(inputs.x.device))
         self.unit = 1.0 if self.direct else inputs.unit
         self.scale = 0.0
         self.options = {
@@ -175,6 +185,14 @@ def _on(device: torch.device) -> Any:
 @lru_cache
 def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+@lru_cache
+def _shared_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return HOPPER_SHARED_BYTES
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"]
 
 
 def _round_up(n: int) -> int:

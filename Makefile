@@ -1,0 +1,63 @@
+# `make help` lists the targets. On a machine with its own environment: make TARGET RUN=python3
+PYTHON ?= python3
+VENV := .venv
+RUN ?= $(VENV)/bin/python
+FSBENCH = $(RUN) -m fsbench
+ifeq ($(RUN),$(VENV)/bin/python)
+READY = $(VENV)/.ready
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help env quickstart test lint test-gpu doctor regress clean \
+        reproduce-table2 reproduce-table3 reproduce-memory readme
+
+help: ## this list
+	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | while IFS='|' read -r name text; do printf '  make %-18s %s\n' "$$name" "$$text"; done
+
+env: $(READY) ## make the environment in .venv (2-3 minutes; the other targets do it when needed)
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; name it: make env PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "Python's venv module is missing: sudo apt-get install python3-venv"; exit 1; }
+	@command -v g++ >/dev/null || echo "Note: no g++, so KeOps and GeomLoss multiscale will not run: sudo apt-get install g++ python3-dev"
+	@echo "Making $(VENV): about 2.5 GB on a machine without a GPU, a few minutes"
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[baselines,dev]'
+	@touch $@
+
+quickstart: $(READY) ## every solver that runs here on the colours of two photographs; under 10 minutes on 2 cores
+	$(FSBENCH) run experiment=quickstart
+
+test: lint ## all tests that need no GPU
+	$(RUN) -m pytest -n 2 --dist loadfile tests
+
+lint: $(READY) ## style, types and import contracts
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+	$(dir $(RUN))lint-imports
+
+test-gpu: $(READY) ## tests of kernels, solvers and scoring on this machine's GPU
+	$(RUN) -m pytest tests/gpu tests/contract tests/kernels tests/unit -m "gpu or not slow"
+
+reproduce-table2: $(READY) ## memory traffic, time and launches at n = 10,000, d = 64 (smaller without a GPU)
+	$(FSBENCH) run experiment=table2
+
+reproduce-table3: $(READY) ## forward time against n and d, every solver
+	$(FSBENCH) run experiment=table3_forward
+
+reproduce-memory: $(READY) ## peak memory against n and d
+	$(FSBENCH) run experiment=memory
+
+regress: $(READY) ## this GPU's speed against results/baseline, fails on a significant slowdown
+	$(FSBENCH) run experiment=regress
+	$(FSBENCH) compare results/baseline results/raw/regress
+
+readme: $(READY) ## refill the README's tables and figures from results/published
+	$(RUN) -m experiments.readme
+
+doctor: $(READY) ## what is installed, which solvers run here and why the others do not
+	$(FSBENCH) doctor
+
+clean: ## remove unpublished records and caches
+	rm -rf results/raw .pytest_cache .ruff_cache .mypy_cache .hypothesis
