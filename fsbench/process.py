@@ -23,6 +23,7 @@ WORKER = (sys.executable, "-m", "fsbench.worker")
 _LOG_TAIL_LINES = 12
 _LOG_LINE_CHARACTERS = 500
 _CLOSE_S = 5.0
+_LOOK_S = 0.5  # between looks at a silent worker
 
 
 class DeadlineReached(Exception):
@@ -47,7 +48,7 @@ class WorkerProcess:
         self.log_path = log_path
         self.phase = Phase.IMPORT
         self._log_offset = log_path.stat().st_size if log_path.exists() else 0
-        self._oom_kills = oom_kills()
+        self._oom_kills = 0
         self._buffer = b""
         child_in, self._requests = os.pipe()
         self._replies, child_out = os.pipe()
@@ -61,7 +62,7 @@ class WorkerProcess:
         finally:
             os.close(child_in)
             os.close(child_out)
-        self._ended = os.pidfd_open(self._process.pid)  # a leaked child can hold the pipe open; this cannot lie
+        self._gone = False
 
     @property
     def pid(self) -> int:
@@ -75,6 +76,7 @@ class WorkerProcess:
     def request(self, message: dict[str, Any], timeout_s: float | None) -> dict[str, Any]:
         """The worker's answer. Raises DeadlineReached or WorkerDied; then nothing of the worker is left."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._oom_kills = oom_kills()
         try:
             os.write(self._requests, json.dumps(message).encode() + b"\n")
             while True:
@@ -90,8 +92,9 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """SIGKILL the whole session, and children that left it. Safe to call twice."""
-        if self._ended < 0:
+        if self._gone:
             return
+        self._gone = True
         children: list[psutil.Process] = []
         with contextlib.suppress(psutil.Error):
             children = psutil.Process(self.pid).children(recursive=True)
@@ -102,30 +105,48 @@ class WorkerProcess:
                 child.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: it dies when that call returns
             self._process.wait(timeout=_CLOSE_S)
-        for descriptor in (self._requests, self._replies, self._ended):
+        for descriptor in (self._requests, self._replies):
             if descriptor >= 0:
                 os.close(descriptor)
-        self._requests = self._replies = self._ended = -1
+        self._requests = self._replies = -1
+
+    def let_go(self) -> None:
+        """Close the pipe of requests: an idle worker ends by itself."""
+        if self._requests >= 0:
+            os.close(self._requests)
+            self._requests = -1
+
+    def has_ended(self, within_s: float = 0.0) -> bool:
+        """Whether the process ends in that time. It stays a zombie, so that its id stays its own until `kill`."""
+        deadline = time.monotonic() + within_s
+        while True:
+            with contextlib.suppress(ChildProcessError):
+                if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                    if time.monotonic() >= deadline:
+                        return False
+                    time.sleep(0.01)
+                    continue
+            return True
 
     def _next_line(self, deadline: float | None) -> dict[str, Any]:
         poll = select.poll()
         poll.register(self._replies, select.POLLIN)
-        poll.register(self._ended, select.POLLIN)
         while b"\n" not in self._buffer:
-            left_ms = None if deadline is None else max(0, int((deadline - time.monotonic()) * 1000) + 1)
-            ready = {descriptor for descriptor, _ in poll.poll(left_ms)}
-            if not ready:
+            left_s = _LOOK_S if deadline is None else min(_LOOK_S, deadline - time.monotonic())
+            if left_s <= 0:
                 raise DeadlineReached
-            chunk = os.read(self._replies, 1 << 20) if self._replies in ready else b""
-            self._buffer += chunk
-            if not chunk:
+            if poll.poll(left_s * 1000):
+                chunk = os.read(self._replies, 1 << 20)
+                self._buffer += chunk
+                if not chunk:
+                    self._raise_death()
+            elif self.has_ended() and not poll.poll(0):  # a child that it leaked holds the pipe open
                 self._raise_death()
         line, _, self._buffer = self._buffer.partition(b"\n")
         return json.loads(line)
 
     def _raise_death(self) -> NoReturn:
-        select.select([self._ended], [], [], _CLOSE_S)  # the pipe may close a moment before the process ends
-        closed_but_alive = not select.select([self._ended], [], [], 0)[0]
+        closed_but_alive = not self.has_ended(_CLOSE_S)  # the pipe closes a moment before the process ends
         self.kill()
         code = self._process.returncode
         code = -signal.SIGKILL if code is None else code
@@ -143,22 +164,20 @@ def close_all(workers: Iterable[WorkerProcess]) -> None:
     """Let idle workers end by themselves, so that they remove their temporary files; kill those that do not."""
     workers = list(workers)
     for worker in workers:
-        if worker._requests >= 0:
-            os.close(worker._requests)
-            worker._requests = -1
+        worker.let_go()
     deadline = time.monotonic() + _CLOSE_S
     for worker in workers:
-        if worker._ended >= 0:
-            select.select([worker._ended], [], [], max(0.0, deadline - time.monotonic()))
+        worker.has_ended(deadline - time.monotonic())
         worker.kill()
 
 
 def oom_kills() -> int:
     """How many processes the kernel's OOM killer has ended in this control group, or on this machine without one."""
     groups = {}
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        groups[controllers] = path.lstrip("/")
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            groups[controllers] = path.lstrip("/")
     files = [
         Path("/sys/fs/cgroup", groups.get("", ""), "memory.events"),
         Path("/sys/fs/cgroup/memory", groups.get("memory", ""), "memory.oom_control"),
