@@ -18,7 +18,8 @@ _EXTRA_SWEEPS = 2  # the symmetric solver adds an initial and a closing sweep to
 class FlashSinkhornPypi:
     """Its public `SamplesLoss(potentials=True)` at fixed eps, which centres the clouds and, with TF32, rounds them.
 
-    Documented best settings: autotune on (tuned in `prepare`), exp2, its own choice of fused or separate kernels.
+    Documented best settings: exp2, its own choice of fused or separate kernels, and autotune, which takes place in
+    `prepare` and can take minutes at a new shape.
     updates: "alternating" contracts faster; "symmetric" is the package's default.
     allow_tf32: True is the package's default, products and coordinates then have 10-bit mantissas; False is FP32.
     threshold_factor: the package stops on the largest change of a potential over `inner_iterations` iterations, not
@@ -38,6 +39,7 @@ class FlashSinkhornPypi:
         updates: str = "alternating",
         threshold_factor: float = 1.0,
         inner_iterations: int = 10,
+        autotune: bool = True,
     ) -> None:
         if updates not in ("alternating", "symmetric"):
             raise ValueError(f"updates must be alternating or symmetric, got {updates!r}")
@@ -45,6 +47,7 @@ class FlashSinkhornPypi:
         self.updates = updates
         self.threshold_factor = threshold_factor
         self.inner_iterations = inner_iterations
+        self.autotune = autotune
         self.scheme = Scheme.ROWS_FIRST if updates == "alternating" else Scheme.SYMMETRIC
 
     def supports(self, spec: Spec, budget: Budget) -> None:
@@ -74,7 +77,7 @@ class FlashSinkhornPypi:
             threshold = self.threshold_factor * eps * math.log1p(budget.tol)
         sweeps = _limit(budget)
         n_iters = sweeps if self.updates == "alternating" else sweeps - _EXTRA_SWEEPS
-        loss = _loss(self.updates, self.allow_tf32, eps, n_iters, threshold, self.inner_iterations)
+        loss = _loss(self.updates, self.allow_tf32, eps, n_iters, threshold, self.inner_iterations, self.autotune)
         with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             f, g = loss(problem.a, problem.x, problem.b, problem.y)
@@ -92,7 +95,13 @@ def _limit(budget: Budget) -> int:
 
 @lru_cache(maxsize=8)
 def _loss(
-    backend: str, allow_tf32: bool, eps: float, n_iters: int, threshold: float | None, inner_iterations: int
+    backend: str,
+    allow_tf32: bool,
+    eps: float,
+    n_iters: int,
+    threshold: float | None,
+    inner_iterations: int,
+    autotune: bool,
 ) -> SamplesLoss:
     """A user builds the module once and calls it often, so it is kept between solves."""
     return SamplesLoss(
@@ -104,7 +113,7 @@ def _loss(
         threshold=threshold,
         inner_iterations=inner_iterations,
         allow_tf32=allow_tf32,
-        autotune=True,
+        autotune=autotune,
         debias=False,
         potentials=True,
     )

@@ -63,7 +63,10 @@ class Driver:
         key = repr(rung)
         if key not in self._built:
             module, name = self.target.rsplit(".", 1)
-            self._built[key] = getattr(importlib.import_module(module), name)(**{**self.params, **(rung or {})})
+            params = {**self.params, **(rung or {})}
+            if "autotune" in params:
+                params["autotune"] = False  # changes speed only, and takes minutes over the many shapes here
+            self._built[key] = getattr(importlib.import_module(module), name)(**params)
         return self._built[key]
 
     @property
