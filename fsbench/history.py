@@ -20,9 +20,7 @@ class History:
 
     def __init__(self, folder: Path, cells: Iterable[Cell], env_id: str) -> None:
         self._cells = {cell.cell_id: cell for cell in cells}
-        self._by_series: dict[str, list[Cell]] = defaultdict(list)
-        for cell in self._cells.values():
-            self._by_series[_series(cell)].append(cell)
+        self._failures: dict[str, dict[str, Record]] = defaultdict(dict)  # series -> cell_id -> out of memory or time
         self._env_id = env_id
         self._latest: dict[str, Record] = {}
         self._attempts: dict[str, int] = defaultdict(int)
@@ -42,6 +40,10 @@ class History:
         self._attempts[cell.cell_id] += 1
         if record["status"] == Status.ERROR:
             self._error_runs[cell.cell_id].add(record["run_id"])
+        failures = self._failures[_series(cell)]
+        failures.pop(cell.cell_id, None)
+        if record["status"] in (Status.OOM, Status.TIMEOUT):
+            failures[cell.cell_id] = record
 
     def latest(self, cell: Cell) -> Record | None:
         return self._latest.get(cell.cell_id)
@@ -60,17 +62,15 @@ class History:
 
     def smaller_failure(self, cell: Cell) -> Record | None:
         """The record of a cell of the same series, no larger in n, m and d, that ran out of memory or time."""
-        for other in self._by_series[_series(cell)]:
-            record = self.latest(other)
-            if record is None or record["status"] not in (Status.OOM, Status.TIMEOUT) or not _is_larger(cell, other):
-                continue
-            if record["status"] == Status.OOM or _limit(record["timeout_s"]) >= _limit(cell.timeout_s):
+        for record in self._failures[_series(cell)].values():
+            stands = record["status"] == Status.OOM or _limit(record["timeout_s"]) >= _limit(cell.timeout_s)
+            if stands and _is_larger(cell, record):
                 return record
         return None
 
 
-def _is_larger(cell: Cell, other: Cell) -> bool:
-    size, smaller = (cell.n, cell.m, cell.d), (other.n, other.m, other.d)
+def _is_larger(cell: Cell, record: Record) -> bool:
+    size, smaller = (cell.n, cell.m, cell.d), (record["n"], record["m"], record["d"])
     return size != smaller and all(a >= b for a, b in zip(size, smaller, strict=True))
 
 

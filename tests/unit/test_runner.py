@@ -13,9 +13,10 @@ import pytest
 import yaml
 from fakes import WORKER, Heard, fake_cell, fake_plan, run, run_elsewhere
 
-from fsbench import process, runner
+from fsbench import process, records, runner
 from fsbench.compose import ConfigError
 from fsbench.env import code_id
+from fsbench.history import History
 from fsbench.process import WorkerProcess
 from fsbench.records import check_record, read_lines
 from fsbench.runner import Runner
@@ -178,6 +179,18 @@ def test_larger_sizes_of_a_series_are_inferred(out, tmp_path):
     assert records[2]["inferred_from"] == records[4]["inferred_from"] == records[1]["record_id"]
     assert records[3]["inferred_from"] is None
     assert len(trace.read_text().split("start")) - 1 == 3
+
+
+def test_book_keeping_of_ten_thousand_cells_is_cheap(out):
+    cells = [fake_cell("a", n) for n in range(1, 10_001)]
+    history = History(out, cells, "machine")
+    failed = dict(env_id="machine", code_id=code_id("nowhere.Fake", "nowhere.fake"), run_id="r", status="oom")
+    history.add(records.describe(cells[5000]) | failed)
+    began = time.process_time()
+    inferred = [history.smaller_failure(cell) is not None for cell in cells]
+    assert inferred == [cell.n > 5001 for cell in cells]
+    assert sum(map(history.is_done, cells)) == 1
+    assert time.process_time() - began < 3.0
 
 
 def test_out_of_memory_beside_others_is_asked_again_alone(out, tmp_path):
