@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from fsbench.api import Budget, FixedIterations, Framework, Problem, Solution, Spec, TracePoint, Unsupported
+from solvers.common.scheme import Scheme
 
 from .solver import solve
 
@@ -17,6 +18,7 @@ class FlashSinkhorn:
     framework = Framework.TORCH
 
     def __init__(self, precision: str = "exact", updates: str = "alternating", annealing: float | None = None):
+        self.scheme = Scheme.ROWS_FIRST if updates == "alternating" else None
         self.options: dict[str, Any] = {"precision": precision, "updates": updates, "annealing": annealing}
 
     def supports(self, spec: Spec, budget: Budget) -> None:

@@ -6,6 +6,7 @@ import math
 import time
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 import torch
 
@@ -95,7 +96,7 @@ def solve(
         raise ValueError(f"tol must be positive, got {tol}")
     if annealing is not None and not 0.0 < annealing <= 0.99:
         raise ValueError(f"annealing must be a ratio in (0, 0.99], got {annealing}")
-    updates, precision = Updates(updates), Precision(precision)
+    updates, precision = _member("updates", Updates, updates), _member("precision", Precision, precision)
     eps, cost_scale = float(eps), float(cost_scale)
     inputs = checked_inputs(x, y, a, b, eps=eps, cost_scale=cost_scale)
     loop = _Loop(inputs, cost_scale=cost_scale, updates=updates, precision=precision)
@@ -219,6 +220,15 @@ class _Loop:
             converged=converged,
             trace=tuple(self.trace),
         )
+
+
+E = TypeVar("E", bound=StrEnum)
+
+
+def _member(name: str, options: type[E], value: E | str) -> E:
+    if value not in list(options):
+        raise ValueError(f"{name} must be one of {', '.join(options)}, got {value!r}")
+    return options(value)
 
 
 def _epsilons(inputs: Inputs, eps: float, cost_scale: float, annealing: float | None) -> list[float]:
