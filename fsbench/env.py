@@ -47,7 +47,7 @@ def environment() -> dict[str, Any]:
     packages and variables. Git, the lock file and the operating system's release are kept but not hashed.
     """
     total_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    commit = _git("rev-parse", "HEAD")
+    commit = _git("rev-parse", "HEAD") or os.environ.get("FSBENCH_GIT_COMMIT")  # a copy without its repository
     row: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         **_gpu(),
