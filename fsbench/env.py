@@ -47,7 +47,7 @@ def environment() -> dict[str, Any]:
     packages and variables. Git, the lock file and the operating system's release are kept but not hashed.
     """
     total_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    commit = _git("rev-parse", "HEAD") or os.environ.get("FSBENCH_GIT_COMMIT")  # a copy without its repository
+    commit = _git("rev-parse", "HEAD")
     row: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         **_gpu(),
@@ -57,7 +57,7 @@ def environment() -> dict[str, Any]:
         "os": _os_name(),
         "python_version": platform.python_version(),
         "packages": json.dumps(_packages(), sort_keys=True),
-        "git_commit": commit or None,
+        "git_commit": commit or os.environ.get("FSBENCH_GIT_COMMIT"),  # a copy without its repository names it
         "git_dirty": bool(_git("status", "--porcelain", "--untracked-files=no")) if commit else None,
         "lock_hash": _lock_hash(),
         "variables": json.dumps({k: os.environ[k] for k in _VARIABLES if k in os.environ}, sort_keys=True),
