@@ -13,7 +13,7 @@ from .solver import solve
 
 
 class FlashSinkhorn:
-    """precision "fast" or "exact"; updates "alternating" or "symmetric"; annealing: ratio or None."""
+    """precision "fast", "mixed" or "exact"; updates "alternating" or "symmetric"; annealing: ratio or None."""
 
     framework = Framework.TORCH
 
@@ -24,6 +24,8 @@ class FlashSinkhorn:
     def supports(self, spec: Spec, budget: Budget) -> None:
         if spec.dtype not in ("float32", "float64"):
             raise Unsupported(f"dtype {spec.dtype}: float32 and float64 only")
+        if spec.dtype == "float64" and spec.device == "cuda":
+            raise Unsupported("dtype float64 on a GPU: its sweeps are of float32 grade")
         if spec.device == "cuda" and torch.cuda.get_device_capability() < (8, 0):
             raise Unsupported("needs a GPU of compute capability 8.0 or newer")
 

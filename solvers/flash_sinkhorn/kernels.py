@@ -7,7 +7,8 @@ Exponents are base 2. For row i and column j
 
 and a sweep yields L_i = log2 sum_j 2^t_ij. Both potentials are in the exponent, so near the solution sums are near
 one and the plain loop keeps no running maximum. It is used where it is safe: |L| of a sweep is at most the largest
-move of the opposite potential just before (Sinkhorn's map does not expand), which `settle_kernel` leaves behind.
+move of the opposite potential just before (Sinkhorn's map does not expand), which `settle_kernel` leaves behind, and
+float32 exponents are off by no more than half an ulp of the largest bias.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import triton
 import triton.language as tl
 
 LARGEST_LOG2_SUM = tl.constexpr(60.0)  # sums in [2^-60, 2^60] neither overflow nor lose terms that count
+LARGEST_COORDINATE = tl.constexpr(32768.0)  # in units of 2^-9 of the clouds' span
+ULPS = tl.constexpr(2.0**-22)  # relative rounding of an exponent's few summands
 
 
 @triton.jit
@@ -38,6 +41,8 @@ def prepare_kernel(
         value = tl.load(points + source[:, None] * stride_point + dim[None, :] * stride_coordinate, inside, other=0.0)
         value = value.to(tl.float64) - tl.load(centre + dim, dim < D, other=0.0)[None, :]
         value = tl.where(inside, value * inverse_unit, 0.0)
+        if not DIRECT:  # only points without weight are that far out: keep them finite
+            value = tl.minimum(tl.maximum(value, -LARGEST_COORDINATE), LARGEST_COORDINATE)
         target = row.to(tl.int64)[:, None] * stride_stored + dim[None, :] * stride_stored_coordinate
         stored_mask = (dim < D_STORED)[None, :]
         b_hi = value.to(tl.float32).to(hi.dtype.element_ty)
@@ -79,24 +84,25 @@ def _load_points(points, index, stride_point, stride_coordinate, d_start, D: tl.
 
 
 @triton.jit
-def _dot(q_hi, q_lo, k_hi, k_lo, acc, SPLIT: tl.constexpr):
-    """acc + q.k^T; with SPLIT the operands are fp16 pairs hi + lo, and lo.lo is below float32's resolution."""
-    if SPLIT:
+def _dot(q_hi, q_lo, k_hi, k_lo, acc, ROWS_SPLIT: tl.constexpr, COLS_SPLIT: tl.constexpr):
+    """acc + q.k^T; a split operand is an fp16 pair hi + lo, and lo.lo is below float32's resolution."""
+    if ROWS_SPLIT:
         acc = tl.dot(q_lo, tl.trans(k_hi), acc)
+    if COLS_SPLIT:
         acc = tl.dot(q_hi, tl.trans(k_lo), acc)
     return tl.dot(q_hi, tl.trans(k_hi), acc)
 
 
 @triton.jit
 def _row_block(rows_hi, rows_lo, row_index, stride_row, stride_row_d, D: tl.constexpr, BD: tl.constexpr,
-               DIRECT: tl.constexpr, SPLIT: tl.constexpr):  # fmt: skip
+               DIRECT: tl.constexpr, ROWS_SPLIT: tl.constexpr):  # fmt: skip
     """The row block (hi, lo) when it can stay on chip for the whole sweep; placeholders otherwise."""
     if DIRECT or D > BD:
         hi = row_index
         lo = row_index
     else:
         hi = _load_points(rows_hi, row_index, stride_row, stride_row_d, 0, D, BD)
-        lo = _load_points(rows_lo, row_index, stride_row, stride_row_d, 0, D, BD) if SPLIT else hi
+        lo = _load_points(rows_lo, row_index, stride_row, stride_row_d, 0, D, BD) if ROWS_SPLIT else hi
     return hi, lo
 
 
@@ -105,7 +111,7 @@ def _score_tile(
     rows_hi, rows_lo, cols_hi, cols_lo, stride_row, stride_row_d, stride_col, stride_col_d,
     row_index, col_index, q_hi, q_lo, scale,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
-    DIRECT: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
+    DIRECT: tl.constexpr, ROWS_SPLIT: tl.constexpr, COLS_SPLIT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Scores [BM, BN]."""
     acc = tl.zeros([BM, BN], tl.float32)
@@ -117,19 +123,19 @@ def _score_tile(
             acc += delta * delta
     elif D <= BD:
         k_hi = _load_points(cols_hi, col_index, stride_col, stride_col_d, 0, D, BD)
-        k_lo = _load_points(cols_lo, col_index, stride_col, stride_col_d, 0, D, BD) if SPLIT else k_hi
-        acc = _dot(q_hi, q_lo, k_hi, k_lo, acc, SPLIT)
+        k_lo = _load_points(cols_lo, col_index, stride_col, stride_col_d, 0, D, BD) if COLS_SPLIT else k_hi
+        acc = _dot(q_hi, q_lo, k_hi, k_lo, acc, ROWS_SPLIT, COLS_SPLIT)
     else:
         for d_start in tl.range(0, D, BD, num_stages=STAGES):
             b_hi = _load_points(rows_hi, row_index, stride_row, stride_row_d, d_start, D, BD)
             k_hi = _load_points(cols_hi, col_index, stride_col, stride_col_d, d_start, D, BD)
-            if SPLIT:
+            b_lo = b_hi
+            k_lo = k_hi
+            if ROWS_SPLIT:
                 b_lo = _load_points(rows_lo, row_index, stride_row, stride_row_d, d_start, D, BD)
+            if COLS_SPLIT:
                 k_lo = _load_points(cols_lo, col_index, stride_col, stride_col_d, d_start, D, BD)
-            else:
-                b_lo = b_hi
-                k_lo = k_hi
-            acc = _dot(b_hi, b_lo, k_hi, k_lo, acc, SPLIT)
+            acc = _dot(b_hi, b_lo, k_hi, k_lo, acc, ROWS_SPLIT, COLS_SPLIT)
     return acc * scale
 
 
@@ -149,12 +155,12 @@ def sweep_kernel(
     row_bias, col_bias, row_moves, col_moves, n_row_moves, n_col_moves, row_remainder, cold,
     partial_log2_sums, n_padded, n_tiles, tiles_per_split, scale,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
-    DIRECT: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
+    DIRECT: tl.constexpr, ROWS_SPLIT: tl.constexpr, COLS_SPLIT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Program (i, s): partial_log2_sums[s, rows of block i] over column tiles [s, s + 1) * tiles_per_split.
 
-    row_moves, col_moves: largest moves of each side's potential when it was last settled; the rows' own sums kept
-    row_remainder / move of theirs (relaxed updates). cold: nothing is known yet of the sums.
+    row_moves, col_moves: as the last `settle_kernel` of each side left them; of the rows' own deviation a relaxed
+    update left row_remainder times their move. cold: nothing is known yet of the sums.
     """
     row_index = tl.program_id(0) * BM + tl.arange(0, BM)
     split = tl.program_id(1)
@@ -162,7 +168,8 @@ def sweep_kernel(
     last_tile = tl.minimum(first_tile + tiles_per_split, n_tiles)
     b_row = tl.load(row_bias + row_index)  # [BM]
     bound = _largest(col_moves, n_col_moves) + row_remainder * _largest(row_moves, n_row_moves)
-    q_hi, q_lo = _row_block(rows_hi, rows_lo, row_index, stride_row, stride_row_d, D, BD, DIRECT, SPLIT)
+    bound += ULPS * tl.max(tl.abs(b_row), 0)
+    q_hi, q_lo = _row_block(rows_hi, rows_lo, row_index, stride_row, stride_row_d, D, BD, DIRECT, ROWS_SPLIT)
     OUTER_STAGES: tl.constexpr = STAGES if D <= BD else 1
     if cold != 0 or not bound < LARGEST_LOG2_SUM:
         maximum = tl.full([BM], float("-inf"), tl.float32)
@@ -171,7 +178,7 @@ def sweep_kernel(
             col_index = tile * BN + tl.arange(0, BN)
             score = _score_tile(
                 rows_hi, rows_lo, cols_hi, cols_lo, stride_row, stride_row_d, stride_col, stride_col_d,
-                row_index, col_index, q_hi, q_lo, scale, D, BM, BN, BD, DIRECT, SPLIT, STAGES,
+                row_index, col_index, q_hi, q_lo, scale, D, BM, BN, BD, DIRECT, ROWS_SPLIT, COLS_SPLIT, STAGES,
             )  # fmt: skip
             t = score + (b_row[:, None] + tl.load(col_bias + col_index)[None, :])
             new_maximum = tl.maximum(maximum, tl.max(t, 1))
@@ -186,7 +193,7 @@ def sweep_kernel(
             col_index = tile * BN + tl.arange(0, BN)
             score = _score_tile(
                 rows_hi, rows_lo, cols_hi, cols_lo, stride_row, stride_row_d, stride_col, stride_col_d,
-                row_index, col_index, q_hi, q_lo, scale, D, BM, BN, BD, DIRECT, SPLIT, STAGES,
+                row_index, col_index, q_hi, q_lo, scale, D, BM, BN, BD, DIRECT, ROWS_SPLIT, COLS_SPLIT, STAGES,
             )  # fmt: skip
             p = tl.exp2(score + (b_row[:, None] + tl.load(col_bias + col_index)[None, :]))
             sums += p if DIRECT else tl.sum(p, 1, keep_dims=True)
@@ -202,7 +209,8 @@ def settle_kernel(
     """Combine the splits of ROWS rows and move their potential by -relaxation * log2 sum.
 
     potential, half_square, weight, log2_weight: float64 [n_padded]; row_bias, col_bias, log2_sum: float32 [n_padded].
-    One number a program: moves = largest |move|, residuals = sum_i weight_i |2^L_i - 1|, of the pair before the move.
+    One number a program: residuals = sum_i weight_i |2^L_i - 1| of the pair before the move; moves = largest |move|,
+    rounding included, of a point with weight.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     maximum = tl.full([ROWS], float("-inf"), tl.float32)
@@ -225,9 +233,10 @@ def settle_kernel(
     b_weight = tl.load(weight + row)
     deviation = tl.where(b_weight > 0, tl.abs(tl.exp2(b_log2_sum) - 1.0), 0.0)
     tl.store(residuals + tl.program_id(0), tl.sum(b_weight * deviation.to(tl.float64), 0))
-    tl.store(moves + tl.program_id(0), relaxation * tl.max(tl.abs(b_log2_sum), 0))
     tl.store(potential + row, moved)
     tl.store(log2_sum + row, b_log2_sum)
     bias = moved - square
     tl.store(row_bias + row, bias.to(tl.float32))
-    tl.store(col_bias + row, (bias + tl.load(log2_weight + row)).to(tl.float32))
+    tl.store(col_bias + row, tl.where(b_weight > 0, bias + tl.load(log2_weight + row), float("-inf")).to(tl.float32))
+    largest = relaxation * tl.abs(b_log2_sum) + ULPS * tl.abs(bias.to(tl.float32))
+    tl.store(moves + tl.program_id(0), tl.max(tl.where(b_weight > 0, largest, 0.0), 0))

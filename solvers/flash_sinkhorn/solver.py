@@ -81,9 +81,10 @@ def solve(
     L1 marginal residual, stopped at max_iterations or max_seconds) is needed.
 
     annealing: ratio in (0, 1) of one eps to the next, from the squared diameter down to eps, one iteration each,
-    before the iterations at eps; None starts at eps. precision "fast" rounds points to 10-bit mantissas (consistently:
-    it solves a rounded problem exactly); with a tolerance it is followed by exact sweeps, so that `residual` is that
-    of the clouds as given. On the CPU and for d <= 4 both precisions are exact.
+    before the iterations at eps; None starts at eps. precision "fast" rounds points to 10-bit mantissas, "mixed" only
+    those of y (consistently: the rounded problem is solved exactly); with a tolerance exact sweeps follow, so that
+    `residual` is that of the clouds as given. On the CPU and for d <= 4 all precisions are exact. GPU sweeps compute
+    in float32 whatever the type of the points; CPU sweeps of float64 points in float64.
 
     Raises ValueError, naming the argument and the fix, for NaN or Inf, negative weights, unequal masses, empty or
     mismatched arrays, eps <= 0 or a bad option. Source: Cuturi 2013; streaming form arXiv 2602.03067, Prop. 1.

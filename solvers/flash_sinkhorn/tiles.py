@@ -13,10 +13,23 @@ HOPPER_SHARED_BYTES = 227 * 1024
 
 
 class Precision(StrEnum):
-    """fast: operands rounded to fp16 (10-bit mantissa, as TF32). exact: fp16 pairs, FP32 grade."""
+    """How points enter the dot products of a sweep; one, two and three fp16 products.
+
+    fast: both clouds rounded to 10-bit mantissas, as TF32. mixed: only y rounded. exact: FP32 grade.
+    """
 
     FAST = "fast"
+    MIXED = "mixed"
     EXACT = "exact"
+
+    @property
+    def splits_x(self) -> bool:
+        """Whether x is kept as an fp16 pair hi + lo."""
+        return self is not Precision.FAST
+
+    @property
+    def splits_y(self) -> bool:
+        return self is Precision.EXACT
 
 
 @dataclass(frozen=True)
@@ -51,6 +64,10 @@ def sweep_tile(precision: Precision, d: int, shared_bytes: int = HOPPER_SHARED_B
         if width <= 64:
             return Tile(128, 64, coordinates, 4, 3, 4)
         return Tile(128, 64, coordinates, 4, 2, 3) if width <= 128 else Tile(128, 256, 64, 8, 3, 1)
+    if precision is Precision.MIXED:
+        return (
+            Tile(128, 64, coordinates, 4, 2, 4 if width <= 64 else 2) if width <= 128 else Tile(128, 128, 64, 8, 3, 1)
+        )
     if width <= 16:
         return Tile(128, 64, coordinates, 4, 3, 4)
     if width <= 128:

@@ -38,6 +38,7 @@ class StoredCloud(Cloud):
 
     hi: torch.Tensor
     lo: torch.Tensor
+    split: bool  # whether points are hi + lo
     half_square: torch.Tensor
     weight: torch.Tensor
     log2_weight: torch.Tensor
@@ -59,8 +60,7 @@ class TritonSweeps(Sweeps[StoredCloud]):
         d = inputs.x.shape[1]
         self.cost_scale = cost_scale
         self.direct = d <= LARGEST_DIRECT_DIMENSION
-        self.split = not self.direct and precision is Precision.EXACT
-        self.rounded = not self.direct and not self.split
+        self.rounded = not self.direct and precision is not Precision.EXACT
         self.tile = tile or sweep_tile(precision, d, _shared_bytes(inputs.x.device))
         self.unit = 1.0 if self.direct else inputs.unit
         self.scale = 0.0
@@ -70,20 +70,19 @@ class TritonSweeps(Sweeps[StoredCloud]):
             "BN": self.tile.cols,
             "BD": self.tile.coordinates,
             "DIRECT": self.direct,
-            "SPLIT": self.split,
-            "STAGES": self.tile.stages,
-            "num_warps": self.tile.warps,
-            "num_stages": self.tile.stages,
         }
         n_padded, m_padded = _round_up(inputs.x.shape[0]), _round_up(inputs.y.shape[0])
         slots = _multiprocessors(inputs.x.device) * self.tile.resident
-        self.x = self._store(inputs.x, inputs.a, inputs.centre, self._splits(n_padded, m_padded, slots))
-        self.y = self._store(inputs.y, inputs.b, inputs.centre, self._splits(m_padded, n_padded, slots))
+        x_parts, y_parts = (1, 1) if self.direct else (1 + precision.splits_x, 1 + precision.splits_y)
+        self.x = self._store(inputs.x, inputs.a, inputs.centre, x_parts, self._splits(n_padded, m_padded, slots))
+        self.y = self._store(inputs.y, inputs.b, inputs.centre, y_parts, self._splits(m_padded, n_padded, slots))
 
     def _splits(self, n_padded: int, m_padded: int, slots: int) -> int:
         return column_splits(n_padded // self.tile.rows, m_padded // self.tile.cols, slots)
 
-    def _store(self, points: torch.Tensor, weight: torch.Tensor, centre: torch.Tensor, splits: int) -> StoredCloud:
+    def _store(
+        self, points: torch.Tensor, weight: torch.Tensor, centre: torch.Tensor, parts: int, splits: int
+    ) -> StoredCloud:
         n, d = points.shape
         n_padded, d_stored, device = _round_up(n), self.options["D"], points.device
         shape = (d_stored, n_padded) if self.direct else (n_padded, d_stored)
@@ -100,7 +99,8 @@ class TritonSweeps(Sweeps[StoredCloud]):
             col_bias=singles[1],
             log2_sum=singles[2],
             hi=hi,
-            lo=torch.empty_like(hi) if self.split else hi,
+            lo=torch.empty_like(hi) if parts == 2 else hi,
+            split=parts == 2,
             moves=torch.empty(n_padded // ROWS, dtype=torch.float32, device=device),
             residuals=torch.empty(n_padded // ROWS, dtype=torch.float64, device=device),
             partial=torch.empty(splits, n_padded, dtype=torch.float32, device=device),
@@ -111,7 +111,7 @@ class TritonSweeps(Sweeps[StoredCloud]):
             prepare_kernel, (n_padded // rows, 1, 1),
             (points, *points.stride(), centre, weight, cloud.hi, cloud.lo, cloud.half_square, cloud.weight,
              cloud.log2_weight, n, *cloud.strides, 1.0 / self.unit),
-            {"D": d, "D_STORED": d_stored, "BM": rows, "BD": width, "SPLIT": self.split, "DIRECT": self.direct},
+            {"D": d, "D_STORED": d_stored, "BM": rows, "BD": width, "SPLIT": cloud.split, "DIRECT": self.direct},
         )  # fmt: skip
         return cloud
 
@@ -135,7 +135,8 @@ class TritonSweeps(Sweeps[StoredCloud]):
             (rows.hi, rows.lo, cols.hi, cols.lo, *rows.strides, *cols.strides, rows.row_bias, cols.col_bias,
              rows.moves, cols.moves, rows.moves.shape[0], cols.moves.shape[0], remainder, int(cold), rows.partial,
              rows.n_padded, n_tiles, -(-n_tiles // splits), self.scale),
-            self.options,
+            {**self.options, "ROWS_SPLIT": rows.split, "COLS_SPLIT": cols.split, "STAGES": self.tile.stages,
+             "num_warps": self.tile.warps, "num_stages": self.tile.stages},
         )  # fmt: skip
         return rows.partial
 

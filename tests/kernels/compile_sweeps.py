@@ -19,7 +19,7 @@ from solvers.flash_sinkhorn.tiles import LARGEST_DIRECT_DIMENSION, Precision, pa
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 
 
-def compile_sweep(precision: Precision, d: int):
+def compile_sweep(precision: Precision, d: int, rows_are_x: bool):
     tile, direct = sweep_tile(precision, d), d <= LARGEST_DIRECT_DIMENSION
     operand = "*fp32" if direct else "*fp16"
     signature = dict.fromkeys(("rows_hi", "rows_lo", "cols_hi", "cols_lo"), operand)
@@ -27,9 +27,11 @@ def compile_sweep(precision: Precision, d: int):
     signature |= dict.fromkeys(("row_bias", "col_bias", "row_moves", "col_moves", "partial_log2_sums"), "*fp32")
     signature |= dict.fromkeys(("n_row_moves", "n_col_moves", "cold", "n_padded", "n_tiles", "tiles_per_split"), "i32")
     signature |= dict.fromkeys(("row_remainder", "scale"), "fp32")
+    x_split, y_split = precision.splits_x and not direct, precision.splits_y and not direct
     constants = {
-        "D": padded_dimension(d), "BM": tile.rows, "BN": tile.cols, "BD": tile.coordinates,
-        "DIRECT": direct, "SPLIT": not direct and precision is Precision.EXACT, "STAGES": tile.stages,
+        "D": padded_dimension(d), "BM": tile.rows, "BN": tile.cols, "BD": tile.coordinates, "DIRECT": direct,
+        "ROWS_SPLIT": x_split if rows_are_x else y_split, "COLS_SPLIT": y_split if rows_are_x else x_split,
+        "STAGES": tile.stages,
     }  # fmt: skip
     constants |= dict.fromkeys(("stride_row", "stride_col") if direct else ("stride_row_d", "stride_col_d"), 1)
     signature |= dict.fromkeys(constants, "constexpr")
@@ -66,5 +68,8 @@ def inspect(cubin: bytes) -> dict[str, object]:
 if __name__ == "__main__":
     for argument in sys.argv[1:]:
         name, d = argument.split(":")
-        kernel = compile_sweep(Precision(name), int(d))
-        print(json.dumps({"variant": argument, **inspect(kernel.asm["cubin"])}))
+        for rows_are_x in (True, False):
+            kernel = compile_sweep(Precision(name), int(d), rows_are_x)
+            print(json.dumps({"variant": argument, "rows_are_x": rows_are_x, **inspect(kernel.asm["cubin"])}))
+            if Precision(name) is not Precision.MIXED:
+                break  # both directions are the same kernel

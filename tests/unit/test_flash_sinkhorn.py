@@ -218,3 +218,14 @@ def test_column_splits_fill_the_gpu_and_leave_no_split_empty(blocks, tiles, slot
     waves = math.ceil(blocks * splits / slots)
     best = blocks * tiles / slots
     assert splits == 32 or waves * per_split <= max(1.25 * best, tiles)
+
+
+@pytest.mark.parametrize("d", [3, 8])
+def test_a_far_outlier_with_weight_stays_finite_and_is_not_called_converged_wrongly(device, d):
+    """Exponents of the outlier are beyond float32's resolution; whatever is said of the result must be true."""
+    x, y, a, b = normal(50, d), normal(40, d, 1), weights(50), weights(40, 1)
+    x[7] += 1e5
+    result = solve(*(v.to(device) for v in (x, y, a, b)), eps=0.5, tol=1e-3, max_iterations=200)
+    assert torch.isfinite(result.f).all() and torch.isfinite(result.g).all()
+    if result.converged:
+        assert residual(plan(x, y, a, b, result), a, b) < 2e-3
