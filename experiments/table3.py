@@ -17,7 +17,7 @@ from fsbench.report.analysis import MEMORY, TIME, by_device, geometric_means, me
 from fsbench.report.style import MISSING, count_text, label, number_text, status_word, styles
 from fsbench.report.tables import Column, Entry, Table, Unit, entry, legend, write
 
-OURS = {FP32: "flash_sinkhorn", TEN_BIT: "flash_sinkhorn_fast"}
+OURS = {FP32: ["flash_sinkhorn"], TEN_BIT: ["flash_sinkhorn_fast", "flash_sinkhorn_mixed"]}
 _SLUGS = {FP32: "fp32", TEN_BIT: "10bit"}
 
 # (n, d) -> speed-up over each, forward pass.
@@ -51,7 +51,7 @@ def report(df: pd.DataFrame, out_dir: Path) -> list[Path]:
 
 def _block(cells: pd.DataFrame, grade: str, device: str) -> Table:
     """Every solver at every n of one d."""
-    ours, memory = OURS[grade], memory_columns(cells)
+    ours, memory = OURS[grade][0], memory_columns(cells)
     ratios = speedups(cells, ours)
     columns = [Column("n", Unit.EXACT), Column("solver"), Column("time", Unit.SECONDS)]
     columns += [Column(f"time / {label(ours)}", Unit.RATIO)]
@@ -74,29 +74,36 @@ def _block(cells: pd.DataFrame, grade: str, device: str) -> Table:
 
 def _speedups(cells: pd.DataFrame, grade: str, device: str) -> Table:
     """Ours against each other solver, published figures in columns of their own, and a mean over what all finished."""
-    ours = OURS[grade]
-    ratios = speedups(cells, ours)
-    others = [name for name in styles(cells["solver"].dropna()) if name != ours]
+    solvers = list(styles(cells["solver"].dropna()))
+    pairs = [(ours, other) for ours in OURS[grade] if ours in solvers for other in solvers if other not in OURS[grade]]
+    known = {
+        ours: speedups(cells, ours).reindex(index=cells["group_id"].unique(), columns=solvers) for ours in OURS[grade]
+    }
+    ratios = pd.DataFrame(
+        {pair: known[pair[0]][pair[1]].astype(float) for pair in pairs}, index=cells["group_id"].unique()
+    )
     published = PUBLISHED_AGAINST if grade == FP32 else ()
     columns = [Column("d", Unit.EXACT), Column("n", Unit.EXACT)]
-    columns += [Column(f"over {label(name)}", Unit.RATIO) for name in others]
+    columns += [Column(f"{label(ours)} over {label(other)}", Unit.RATIO) for ours, other in pairs]
     columns += [Column(f"over {name}, {PUBLISHED}", Unit.RATIO) for name in published]
     records = {(record["group_id"], record["solver"]): record for _, record in cells.iterrows()}
     groups = cells.sort_values(["d", "n"]).drop_duplicates("group_id")
     rows: list[list[Entry]] = []
     for _, group in groups.iterrows():
         key = group["group_id"]
-        measured = [_ratio(ratios, key, name, records.get((key, name)), records.get((key, ours))) for name in others]
+        measured = [
+            _ratio(ratios, key, pair, records.get((key, pair[1])), records.get((key, pair[0]))) for pair in pairs
+        ]
         theirs = PUBLISHED_SPEEDUPS.get((group["n"], group["d"]), (None,) * len(PUBLISHED_AGAINST))
         rows.append([float(group["d"]), float(group["n"]), *measured, *(theirs if published else ())])
-    means, common = geometric_means(ratios.reindex(columns=others))
+    means, common = geometric_means(ratios)
     if len(rows) > 1:
         counted = f"{common} of {len(rows)} cells"
-        mean_row: list[Entry] = [None if pd.isna(means[name]) else float(means[name]) for name in others]
+        mean_row: list[Entry] = [None if pd.isna(means[pair]) else float(means[pair]) for pair in pairs]
         rows.append(["geometric mean", counted, *mean_row, *[None] * len(published)])
     notes = [
-        f"Time of each solver over that of {label(ours)}, only where both finished; the mean is over the cells that"
-        " every solver with a number finished.",
+        "Time of the other solver over that of ours, only where both finished; the mean is over the cells that every"
+        " solver with a number finished.",
         throughput_note(cells),
     ]
     if published:
@@ -104,12 +111,14 @@ def _speedups(cells: pd.DataFrame, grade: str, device: str) -> Table:
             f"Columns marked {PUBLISHED} are the FlashSinkhorn paper's, TF32 products against FP32 baselines on an"
             " A100-80GB, not measured here."
         )
-    title = f"Forward, {grade}: speed-up of {label(ours)} on {device}"
+    title = f"Forward, {grade}: speed-ups on {device}"
     return Table(title, columns, rows, [*notes, *legend(rows)], key_columns=2)
 
 
-def _ratio(ratios: pd.DataFrame, group: str, solver: str, theirs: pd.Series | None, ours: pd.Series | None) -> Entry:
-    ratio = ratios[solver].get(group) if solver in ratios else None
+def _ratio(
+    ratios: pd.DataFrame, group: str, pair: tuple[str, str], theirs: pd.Series | None, ours: pd.Series | None
+) -> Entry:
+    ratio = ratios[pair].get(group)
     if ratio is not None and not pd.isna(ratio):
         return float(ratio)
     if theirs is not None and theirs["status"] != Status.OK:
