@@ -51,7 +51,7 @@ reproduce-memory: $(READY) ## peak memory against n and d
 
 regress: $(READY) ## this GPU's speed against results/baseline, fails on a significant slowdown
 	$(FSBENCH) run experiment=regress
-	$(FSBENCH) compare results/baseline results/raw/regress
+	$(FSBENCH) compare --gate results/baseline results/raw/regress
 
 readme: $(READY) ## refill the README's tables and figures from results/published
 	$(RUN) -m experiments.readme

@@ -149,19 +149,25 @@ def collect(arguments: Sequence[str]) -> int:
 
 def compare(arguments: Sequence[str]) -> int:
     """Time ratios between two record sets, cell by cell, and first what got wrong. Exit code 1 if anything did."""
+    from fsbench.compare import baseline_for, show
     from fsbench.compare import compare as match
-    from fsbench.compare import show
 
     parser = _parser("compare")
     parser.add_argument("old", type=Path, help="a run folder or a Parquet file")
     parser.add_argument("new", type=Path, help="a run folder or a Parquet file")
+    parser.add_argument(
+        "--gate",
+        action="store_true",
+        help="OLD holds a folder for each GPU; a significant slowdown or a missing cell fails too",
+    )
     options = parser.parse_args(arguments)
     try:
-        comparison = match(options.old, options.new)
+        old = baseline_for(options.new, options.old) if options.gate else options.old
+        comparison = match(old, options.new)
     except (FileNotFoundError, ValueError) as error:
         raise ConfigError(str(error)) from error
     show(comparison, make_console())
-    return int(bool(comparison.broken))
+    return int(not comparison.passes if options.gate else bool(comparison.broken))
 
 
 _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {

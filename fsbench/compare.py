@@ -19,6 +19,9 @@ _GOOD = (Status.OK, Status.NOT_CONVERGED)
 # A residual moves with the order of summation; twice as large is another computation.
 _RESIDUAL_FACTOR = 2.0
 _RESIDUAL_FLOOR = 1e-6
+# Slower means all three: by this much, hardly by chance, and by more than the old samples' own spread.
+_SLOWER_RATIO = 1.05
+_SLOWER_P = 0.002
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,34 @@ class Comparison:
     pairs: tuple[tuple[Record, Record, float, float], ...]
     n_only_old: int
     n_only_new: int
+
+    @property
+    def slower(self) -> tuple[tuple[Record, Record, float, float], ...]:
+        """The pairs whose slowdown is significant: ratio, Mann-Whitney p, and more than the old interquartile range."""
+
+        def spread(record: Record) -> float:
+            found = stats.quartiles(record["samples_s"])
+            return (found.q75 - found.q25) / found.median
+
+        return tuple(
+            pair
+            for pair in self.pairs
+            if pair[2] > _SLOWER_RATIO and pair[3] < _SLOWER_P and pair[2] - 1 > spread(pair[0])
+        )
+
+    @property
+    def passes(self) -> bool:
+        """Nothing broke, nothing is slower, and no cell of the old records is missing."""
+        return not (self.broken or self.slower or self.n_only_old)
+
+
+def baseline_for(new: Path, root: Path) -> Path:
+    """The folder <gpu> under `root` for the machine that measured `new`. FileNotFoundError if there is none."""
+    measurements, environments = collect.read(new)
+    slug = collect.gpu_slug(next(row for row in environments if row["env_id"] == measurements[-1]["env_id"]))
+    if not (root / slug).is_dir():
+        raise FileNotFoundError(f"no baseline {root / slug}: make one with fsbench collect {new} --out {root}")
+    return root / slug
 
 
 def compare(old: Path, new: Path) -> Comparison:
@@ -49,7 +80,7 @@ def compare(old: Path, new: Path) -> Comparison:
 
 
 def show(comparison: Comparison, console: Console) -> None:
-    """Print what broke, then the table of ratios, then what was left out."""
+    """Print what broke, then the table of ratios with slowdowns marked, then what was left out."""
     if comparison.broken:
         console.print(Text(f"{len(comparison.broken)} cells got worse; their times are not compared:", style="red"))
         console.print(Group(*(Text(f"  {line}") for line in comparison.broken)), soft_wrap=True)
@@ -60,7 +91,8 @@ def show(comparison: Comparison, console: Console) -> None:
     for a, b, ratio, p in comparison.pairs:
         name = describe(b) + _params_of_twins(b, comparison.pairs)
         times = [format_seconds(record["time_to_solution_s"]) for record in (a, b)]
-        table.add_row(name, *times, f"{ratio:.3f}", f"{p:.2g}")
+        mark = "  slower" if (a, b, ratio, p) in comparison.slower else ""
+        table.add_row(name, *times, f"{ratio:.3f}{mark}", f"{p:.2g}", style="red" if mark else None)
     console.print(table)
     console.print(
         f"{len(comparison.pairs)} cells compared, {comparison.n_only_old} only in the old records, "

@@ -15,7 +15,7 @@ from record_factory import CPU, GPU, record
 from fsbench import collect as collecting
 from fsbench import records
 from fsbench.collect import collect, gpu_slug, newest
-from fsbench.compare import compare
+from fsbench.compare import baseline_for, compare
 from fsbench.records import Status, append, check_record, latest, read_lines
 
 GOLDENS = Path(__file__).parent / "goldens"
@@ -207,3 +207,20 @@ def test_compare_reads_published_tables(folder, tmp_path):
     found = compare(tmp_path / "out" / "h200" / "synthetic.parquet", run)
     assert [pair[2] for pair in found.pairs] == [1.0]
     assert collecting.read(tmp_path / "out" / "h200")[1][0]["gpu_name"] == "NVIDIA H200"
+
+
+def test_gate_is_red_on_a_significant_slowdown_and_on_a_missing_cell(folder, tmp_path):
+    samples = [1 + 0.001 * k for k in range(12)]
+    old = folder("old", record("a", samples_s=samples), record("b", samples_s=samples))
+    collect([old], tmp_path / "baseline")
+    baseline = baseline_for(old, tmp_path / "baseline")
+    same = compare(baseline, old)
+    assert same.passes and not same.slower
+    slow = folder("slow", record("a", samples_s=[1.1 * s for s in samples]), record("b", samples_s=samples))
+    found = compare(baseline, slow)
+    assert [pair[1]["solver"] for pair in found.slower] == ["a"] and not found.passes
+    noisy = folder("noisy", record("a", samples_s=[1.04 * s for s in samples]), record("b", samples_s=samples))
+    assert compare(baseline, noisy).passes
+    assert not compare(baseline, folder("fewer", record("a", samples_s=samples))).passes
+    with pytest.raises(FileNotFoundError, match="fsbench collect"):
+        baseline_for(old, tmp_path / "nowhere")
