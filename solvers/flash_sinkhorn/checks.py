@@ -53,7 +53,7 @@ def checked_inputs(
         raise ValueError(f"y must be on the device of x, got {y.device} and {x.device}")
     a, b = _weights("a", a, x), _weights("b", b, y)
     dtype = torch.float64 if torch.float64 in (x.dtype, y.dtype) else torch.float32
-    x, y = x.detach().to(dtype), y.detach().to(dtype)
+    x, y = x.detach().to(dtype).contiguous(), y.detach().to(dtype).contiguous()
     ends = [*torch.aminmax(x), *torch.aminmax(y), *torch.aminmax(a), *torch.aminmax(b), a.sum(), b.sum()]
     read = torch.stack([end.double() for end in ends]).tolist()
     low_x, high_x, low_y, high_y, low_a, high_a, low_b, high_b, mass_a, mass_b = read
@@ -71,13 +71,18 @@ def checked_inputs(
     if x.shape[1] <= LARGEST_DIRECT_DIMENSION and dtype is torch.float32:
         centre = torch.zeros(x.shape[1], dtype=torch.float64, device=x.device)
     else:
-        centre = (a.to(dtype) @ x + b.to(dtype) @ y).double() / 2  # by mass: points without any must not matter
+        centre = (_weighted_mean(x, a) + _weighted_mean(y, b)) / 2  # by mass: points without any must not matter
     if low_a == 0 or low_b == 0:
         ends = [*torch.aminmax(x[a > 0]), *torch.aminmax(y[b > 0])]
         low_x, high_x, low_y, high_y = torch.stack(ends).tolist()
     span = max(high_x, high_y) - min(low_x, low_y)
     unit = 2.0 ** (math.ceil(math.log2(span)) - 9) if span > 0 else 1.0
     return Inputs(x, y, a, b, centre, unit)
+
+
+def _weighted_mean(points: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """[d] in float64. A product and a sum: a matrix product would allocate a workspace larger than small clouds."""
+    return (points * weight.to(points.dtype)[:, None]).sum(0).double()
 
 
 def _weights(name: str, weight: torch.Tensor | None, points: torch.Tensor) -> torch.Tensor:
