@@ -9,6 +9,8 @@ and a sweep yields L_i = log2 sum_j 2^t_ij. Both potentials are in the exponent,
 one and the plain loop keeps no running maximum. It is used where it is safe: |L| of a sweep is at most the largest
 move of the opposite potential just before (Sinkhorn's map does not expand), which `settle_kernel` leaves behind, and
 float32 exponents are off by no more than half an ulp of the largest bias.
+
+Integers that vary with n are not specialised, so that a new n compiles nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ LARGEST_COORDINATE = tl.constexpr(32768.0)  # in units of 2^-9 of the clouds' sp
 ULPS = tl.constexpr(2.0**-22)  # relative rounding of an exponent's few summands
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def prepare_kernel(
     points, stride_point, stride_coordinate, centre, raw_weight, hi, lo, half_square, weight, log2_weight,
     n, stride_stored, stride_stored_coordinate, inverse_unit,
@@ -149,7 +151,7 @@ def _largest(values, n_values):
     return tl.max(largest, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_row_moves", "n_col_moves", "cold", "n_tiles", "tiles_per_split"])
 def sweep_kernel(
     rows_hi, rows_lo, cols_hi, cols_lo, stride_row, stride_row_d, stride_col, stride_col_d,
     row_bias, col_bias, row_moves, col_moves, n_row_moves, n_col_moves, row_remainder, cold,
@@ -201,7 +203,7 @@ def sweep_kernel(
     tl.store(partial_log2_sums + split.to(tl.int64) * n_padded + row_index, log2_sums)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_splits"])
 def settle_kernel(
     partial_log2_sums, n_padded, n_splits, potential, half_square, weight, log2_weight, row_bias, col_bias,
     log2_sum, moves, residuals, scale, relaxation, ROWS: tl.constexpr,

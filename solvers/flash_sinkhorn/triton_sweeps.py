@@ -156,13 +156,11 @@ _compiled: dict[tuple[Any, ...], Any] = {}
 def launch(kernel: Any, grid: tuple[int, int, int], arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
     """Launch on the arguments' device. Later launches of the same kind go straight to the compiled kernel.
 
-    Triton's own path looks at every argument of every launch, which takes longer than a small sweep. The kind of a
-    launch is what that look could tell apart: options, types, and which integers are one or multiples of 16.
+    Triton's own path looks at every argument of every launch, which takes longer than a small sweep.
     """
-    tensor = arguments[0]
-    kind = (kernel, tensor.device, *options.values(), *(_kind(argument) for argument in arguments))
+    kind = launch_kind(kernel, arguments, options)
     compiled = _compiled.get(kind)
-    with _on(tensor.device):
+    with _on(arguments[0].device):
         if compiled is None:
             _compiled[kind] = kernel[grid](*arguments, **options)
         else:
@@ -170,11 +168,25 @@ def launch(kernel: Any, grid: tuple[int, int, int], arguments: tuple[Any, ...], 
             compiled[grid](*arguments, *constants)
 
 
-def _kind(argument: Any) -> Any:
+def launch_kind(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
+    """All that Triton compiles for: options, types, alignment, and integers that are one or multiples of 16."""
+    general = _general_arguments(kernel)
+    kinds = (_kind(argument, index in general) for index, argument in enumerate(arguments))
+    return (kernel, arguments[0].device, *options.values(), *kinds)
+
+
+@lru_cache
+def _general_arguments(kernel: Any) -> frozenset[int]:
+    """Positions of the arguments for whose values the kernel is not specialised; the interpreter knows of none."""
+    names = getattr(kernel, "do_not_specialize", ())
+    return frozenset(index for index, name in enumerate(kernel.arg_names) if name in names)
+
+
+def _kind(argument: Any, general: bool) -> Any:
     if isinstance(argument, torch.Tensor):
         return argument.dtype, argument.data_ptr() % 16 == 0
     if isinstance(argument, int):
-        return argument == 1, argument % 16 == 0, argument >= 1 << 31
+        return argument >= 1 << 31, not general and (argument == 1, argument % 16 == 0)
     return type(argument)
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from solvers.flash_sinkhorn import Precision, solve
+from solvers.flash_sinkhorn.checks import checked_inputs
 from solvers.flash_sinkhorn.tiles import column_splits
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -229,3 +230,29 @@ def test_a_far_outlier_with_weight_stays_finite_and_is_not_called_converged_wron
     assert torch.isfinite(result.f).all() and torch.isfinite(result.g).all()
     if result.converged:
         assert residual(plan(x, y, a, b, result), a, b) < 2e-3
+
+
+def test_a_new_n_compiles_nothing(monkeypatch):
+    """P05: after n in {1, 16, 17} at one d, other n launch kernels of kinds already seen."""
+    triton_sweeps = pytest.importorskip("solvers.flash_sinkhorn.triton_sweeps")
+    seen = set()
+
+    def record(kernel, grid, arguments, options):
+        seen.add(triton_sweeps.launch_kind(kernel, arguments, options))
+
+    def run(n):
+        inputs = checked_inputs(normal(n, 8), normal(2 * n + 1, 8), None, None, eps=0.1, cost_scale=1.0)
+        sweeps = triton_sweeps.TritonSweeps(inputs, cost_scale=1.0, precision=Precision.EXACT)
+        sweeps.set_epsilon(0.1, 1.0)
+        for cold in (True, False):
+            sweeps.half_step(sweeps.x, sweeps.y, cold=cold)
+            sweeps.half_step(sweeps.y, sweeps.x, cold=cold)
+
+    monkeypatch.setattr(triton_sweeps, "launch", record)
+    for n in (1, 16, 17):
+        run(n)
+    first = set(seen)
+    assert len({kind[0] for kind in first}) == 4  # prepare, rescale, sweep, settle
+    for n in (*range(1000, 1032), 4096, 10_000):
+        run(n)
+    assert seen == first
