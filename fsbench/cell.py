@@ -153,6 +153,9 @@ class Measurement:
         self._backend.wait((solution.f, solution.g))
         return solution
 
+    def sampled(self, seconds: float) -> None:
+        """Called after each sample of the full budget; a subclass may pass it on."""
+
     def sample(self) -> None:
         """One round: its share of the samples, the shorter budget of the slope in turn with the full one."""
         self.phase = Phase.TIME
@@ -165,6 +168,7 @@ class Measurement:
         for count in itertools.count(1):
             timed = time_solve(self._solver, self._problem, self.cell.budget, self._backend)
             self._seconds.append(timed.seconds)
+            self.sampled(timed.seconds)
             if timed.device_seconds is not None:
                 self._device_seconds.append(timed.device_seconds)
             if half:

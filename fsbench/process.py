@@ -47,6 +47,7 @@ class WorkerProcess:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         self.log_path = log_path
         self.phase = Phase.IMPORT
+        self.samples_s: list[float] = []
         self._log_offset = log_path.stat().st_size if log_path.exists() else 0
         self._oom_kills = 0
         self._buffer = b""
@@ -68,10 +69,11 @@ class WorkerProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def mark_log(self) -> None:
-        """What is logged from here on belongs to the next cell."""
+    def begin_cell(self) -> None:
+        """What is logged and sampled from here on belongs to the next cell."""
         self._log_offset = self.log_path.stat().st_size
         self.phase = Phase.IMPORT
+        self.samples_s = []
 
     def request(self, message: dict[str, Any], timeout_s: float | None) -> dict[str, Any]:
         """The worker's answer. Raises DeadlineReached or WorkerDied; then nothing of the worker is left."""
@@ -81,9 +83,12 @@ class WorkerProcess:
             os.write(self._requests, json.dumps(message).encode() + b"\n")
             while True:
                 answer = self._next_line(deadline)
-                if "phase" not in answer:
+                if "phase" in answer:
+                    self.phase = Phase(answer["phase"])
+                elif "sample_s" in answer:
+                    self.samples_s.append(answer["sample_s"])
+                else:
                     return answer
-                self.phase = Phase(answer["phase"])
         except BrokenPipeError:
             self._raise_death()
         except DeadlineReached:

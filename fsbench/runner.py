@@ -83,7 +83,8 @@ class _Running:
             return self.worker.request({"op": op, **extra}, left).get("record")
         except DeadlineReached:
             detail = f"limit of {limit:g} s reached in phase {self.worker.phase}"
-            return {"status": Status.TIMEOUT, "status_detail": detail, "phase": self.worker.phase}
+            samples = {"samples_s": self.worker.samples_s or None}
+            return {"status": Status.TIMEOUT, "status_detail": detail, "phase": self.worker.phase, **samples}
         except WorkerDied as death:
             return _describe_death(death, self.worker.phase)
         finally:
@@ -130,13 +131,14 @@ class Runner:
         return Outcome(rows, stopped, exit_code or int(failed))
 
     def _run_all(self) -> None:
-        began = time.monotonic()
+        self._began = time.monotonic()
         self.progress.resumed(sum(map(self._history.is_done, self.plan.cells)))
         for _, group in itertools.groupby(self.plan.cells, key=lambda cell: cell.group_id):
             todo = [cell for cell in group if not self._history.is_done(cell)]
-            if todo and self.plan.budget_s is not None and time.monotonic() - began >= self.plan.budget_s:
+            crowded = self._measure(todo)
+            if self._out_of_budget() and any(self._history.latest(cell) is None for cell in self.plan.cells):
                 raise _Stop(StopReason.BUDGET)
-            for cell in self._measure(todo):
+            for cell in crowded:
                 # Out of memory beside other solvers says little: ask again with the machine to itself.
                 self._close_workers()
                 self._measure([cell])
@@ -145,6 +147,9 @@ class Runner:
                     latest = self._history.latest(cell)
                     if latest and latest["status"] in (Status.ERROR, Status.TIMEOUT) and not latest["inferred_from"]:
                         self._measure([cell])
+
+    def _out_of_budget(self) -> bool:
+        return self.plan.budget_s is not None and time.monotonic() - self._began >= self.plan.budget_s
 
     def _measure(self, cells: Sequence[Cell]) -> list[Cell]:
         """One comparison, interleaved. Returns the cells to be measured again alone."""
@@ -169,6 +174,8 @@ class Runner:
             return False
 
         for cell in cells:
+            if self._out_of_budget():
+                break
             smaller = self._history.smaller_failure(cell)
             if smaller is not None:
                 self._record(cell, _now(), _inferred(smaller))
@@ -187,7 +194,7 @@ class Runner:
         if worker is None:
             worker = WorkerProcess(self.folder / "logs" / f"{cell.solver}{self._suffix}.log", cell.device)
             self._workers[cell.solver] = worker
-        worker.mark_log()
+        worker.begin_cell()
         return worker
 
     def _record(self, cell: Cell, started_at: str, measured: dict[str, Any]) -> None:

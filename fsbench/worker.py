@@ -2,7 +2,8 @@
 
 JSON lines on two inherited file descriptors, so that whatever a solver prints goes to the log and cannot disturb the
 protocol. Requests: {"op": "start", "cell": ...}, {"op": "sample"}, {"op": "finish"}. Each is answered by {"more": true}
-or {"record": {...}}, the measured columns of a cell that has ended; {"phase": ...} lines may come before the answer.
+or {"record": {...}}, the measured columns of a cell that has ended; {"phase": ...} and {"sample_s": ...} lines may come
+before the answer.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class _Session:
         session = self
 
         class Reporting(Measurement):  # type: ignore[misc, valid-type]
-            """Tells the parent each change of phase, so that a crash or a hang is placed."""
+            """Tells the parent each phase and sample, so that a crash or a hang is placed and loses no sample."""
 
             _phase = Phase.IMPORT
 
@@ -75,6 +76,9 @@ class _Session:
             def phase(self, phase: Phase) -> None:
                 self._phase = phase
                 session.send({"phase": phase})
+
+            def sampled(self, seconds: float) -> None:
+                session.send({"sample_s": seconds})
 
         return Reporting(cell)
 

@@ -95,6 +95,10 @@ class FakeMeasurement:
     def sample(self) -> None:
         self.phase = Phase.TIME
         self._reached("sample")
+        self.sampled(float(self.params.get("seconds", 0.01)))
+
+    def sampled(self, seconds: float) -> None:
+        pass
 
     def finish(self) -> Record:
         self.phase = Phase.SCORE

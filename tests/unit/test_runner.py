@@ -133,6 +133,10 @@ def test_the_deadline_is_on_the_sum_of_all_rounds(out):
     record = run(fake_plan(out, cell)).rows[0][1]
     assert 1.0 <= time.monotonic() - began < 1.0 + GRACE_S
     assert (record["status"], record["phase"], record["timeout_s"]) == ("timeout", "time", 1.0)
+    assert record["samples_s"] in (
+        [0.4],
+        [0.4, 0.4],
+    )  # what was finished is kept; the start takes its share of the limit
 
 
 def test_a_native_call_with_masked_signals_is_killed_and_the_next_cell_runs(out):
@@ -262,6 +266,14 @@ def test_budget_stops_between_cells_and_a_later_run_continues(out):
     heard = Heard()
     assert statuses(run(fake_plan(out, *cells), heard)) == ["ok"] * 3
     assert (heard.done_before, len(heard.records)) == (1, 2)
+
+
+def test_budget_also_stops_within_a_comparison(out):
+    cells = [fake_cell(name, do="sleep", seconds=0.6) for name in ("a", "b", "c")]
+    outcome = run(fake_plan(out, *cells, budget_s=0.5))
+    assert statuses(outcome) == ["ok", "not run", "not run"]
+    assert outcome.stopped == runner.StopReason.BUDGET
+    assert statuses(run(fake_plan(out, *cells))) == ["ok"] * 3
 
 
 def test_failures_are_told_at_once_with_the_traceback_in_log_and_record(out):
