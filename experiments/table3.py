@@ -106,6 +106,13 @@ def _speedups(cells: pd.DataFrame, grade: str, device: str) -> Table:
         " solver with a number finished.",
         throughput_note(cells),
     ]
+    crossed = sum(
+        records[key, ours]["run_id"] != records[key, other]["run_id"]
+        for ours, other in pairs
+        for key in ratios.index[ratios[ours, other].notna()]
+    )
+    if crossed:
+        notes.append(f"{crossed} of these ratios are between runs taken at different times, the rest within one run.")
     if published:
         notes.append(
             f"Columns marked {PUBLISHED} are the FlashSinkhorn paper's, TF32 products against FP32 baselines on an"
