@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
 
+import numpy as np
 import torch
 
 from .tiles import LARGEST_DIRECT_DIMENSION
 
+LARGEST_EXPONENT = 1e34  # cost / eps in float32, with room for the sums and products that form it
+FAR = 1e3  # spans: a point without weight is moved no further than this from the others
 MASS_TOLERANCE = 1e-4  # relative: float32 weights that sum to one only in float32 are accepted
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """x [n, d], y [m, d] in float32 or float64, a [n], b [m] float64 with sums of one.
+    """x [n, d], y [m, d] in float32 or float64, a [n], b [m] float64 with sums of one, mass: what they were divided by.
 
     centre [d], float64: where coordinates are moved to before any squaring. Direct differences of float32 points need
     no move and get a zero. unit: a power of two; centred coordinates over it are at most 2^9, which fp16 holds well.
@@ -26,6 +31,7 @@ class Inputs:
     b: torch.Tensor
     centre: torch.Tensor
     unit: float
+    mass: float
 
 
 def checked_inputs(
@@ -38,13 +44,9 @@ def checked_inputs(
     cost_scale: float,
 ) -> Inputs:
     """All checks of `solve`. Reads back from the device once."""
-    if not (math.isfinite(eps) and eps > 0):
-        raise ValueError(f"eps must be positive and finite, got {eps}")
-    if not (math.isfinite(cost_scale) and cost_scale > 0):
-        raise ValueError(f"cost_scale must be positive and finite, got {cost_scale}")
     for name, points in (("x", x), ("y", y)):
-        if not isinstance(points, torch.Tensor) or not points.is_floating_point():
-            raise ValueError(f"{name} must be a floating-point torch tensor, got {_kind(points)}")
+        if not isinstance(points, torch.Tensor) or not points.is_floating_point() or points.layout != torch.strided:
+            raise ValueError(f"{name} must be a dense floating-point torch tensor, got {_kind(points)}")
         if points.ndim != 2 or 0 in points.shape:
             raise ValueError(f"{name} must have shape [points, d] with neither zero, got {tuple(points.shape)}")
     if x.shape[1] != y.shape[1]:
@@ -68,16 +70,38 @@ def checked_inputs(
     if abs(mass_a - mass_b) > MASS_TOLERANCE * max(mass_a, mass_b):
         raise ValueError(f"a and b must have the same mass, got {mass_a:g} and {mass_b:g}: normalise them first")
     a, b = a / mass_a, b / mass_b
+    if low_a == 0 or low_b == 0:
+        ends = [*torch.aminmax(x[a > 0]), *torch.aminmax(y[b > 0])]
+        low_x, high_x, low_y, high_y = torch.stack(ends).tolist()
+    low, high = min(low_x, low_y), max(high_x, high_y)
+    span = high - low
+    if cost_scale * x.shape[1] * span**2 / eps > LARGEST_EXPONENT or eps < 1.0 / LARGEST_EXPONENT:
+        raise ValueError(f"eps = {eps:g} is too small for clouds of span {span:g}: cost / eps exceeds float32's range")
+    if low_a == 0 or low_b == 0:  # far points without weight must not overflow; those with weight stay where they are
+        reach = FAR * (span or 1.0)
+        x, y = x.clamp(low - reach, high + reach), y.clamp(low - reach, high + reach)
     if x.shape[1] <= LARGEST_DIRECT_DIMENSION and dtype is torch.float32:
         centre = torch.zeros(x.shape[1], dtype=torch.float64, device=x.device)
     else:
         centre = (_weighted_mean(x, a) + _weighted_mean(y, b)) / 2  # by mass: points without any must not matter
-    if low_a == 0 or low_b == 0:
-        ends = [*torch.aminmax(x[a > 0]), *torch.aminmax(y[b > 0])]
-        low_x, high_x, low_y, high_y = torch.stack(ends).tolist()
-    span = max(high_x, high_y) - min(low_x, low_y)
     unit = 2.0 ** (math.ceil(math.log2(span)) - 9) if span > 0 else 1.0
-    return Inputs(x, y, a, b, centre, unit)
+    return Inputs(x, y, a, b, centre, unit, mass=(mass_a + mass_b) / 2)
+
+
+def positive(name: str, value: Any) -> float:
+    """value as a float. ValueError unless it is a positive finite number."""
+    is_scalar = isinstance(value, Real) or (isinstance(value, torch.Tensor | np.generic) and value.ndim == 0)
+    number = float(value) if is_scalar and not isinstance(value, bool) else math.nan
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError(f"{name} must be a positive finite number, got {value!r}")
+    return number
+
+
+def whole(name: str, value: Any) -> int:
+    """value as an int. ValueError unless it is a whole number of at least one."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+    return int(value)
 
 
 def _weighted_mean(points: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

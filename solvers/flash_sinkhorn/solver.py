@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 
 from .blocked_sweeps import BlockedSweeps
-from .checks import Inputs, checked_inputs
+from .checks import Inputs, checked_inputs, positive, whole
 from .sweeps import Cloud, Sweeps
 from .tiles import LOG2_E, Precision
 
@@ -42,8 +42,8 @@ class Result:
     """Potentials f [n], g [m] (float64: float32 could not hold them at f / eps = 1e4) of OT_eps with
     P_ij = a_i b_j exp((f_i + g_j - C_ij) / eps), C = cost_scale |x - y|^2.
 
-    residual is max(|P1 - a|_1, |P^T 1 - b|_1) of exactly these potentials as the last sweep measured it, in the
-    arithmetic of `precision`; None if no tolerance was asked for. converged is residual <= tol, or None.
+    residual is max(|P1 - a|_1, |P^T 1 - b|_1) over the mass, of exactly these potentials as the last sweep measured it,
+    in the arithmetic of `precision`; None if no tolerance was asked for. converged is residual <= tol, or None.
     """
 
     f: torch.Tensor
@@ -77,8 +77,9 @@ def solve(
     """Solve min <P, C> + eps KL(P | a x b) over couplings P of a and b, never storing an n x m array.
 
     x [n, d], y [m, d]: points, any float dtype, CPU or CUDA. a [n], b [m]: non-negative weights of equal sum
-    (uniform if None). eps > 0 in units of C. Exactly one of n_iterations (fixed, no stopping rule) and tol (on the
-    L1 marginal residual, stopped at max_iterations or max_seconds) is needed.
+    (uniform if None), normalised inside. eps > 0 in units of C. Exactly one of n_iterations (fixed, no stopping rule)
+    and tol (on the L1 marginal residual over the mass, stopped at max_iterations or max_seconds) is needed. Not
+    differentiable: inputs are detached.
 
     annealing: ratio in (0, 1) of one eps to the next, from the squared diameter down to eps, one iteration each,
     before the iterations at eps; None starts at eps. precision "fast" rounds points to 10-bit mantissas, "mixed" only
@@ -87,18 +88,21 @@ def solve(
     in float32 whatever the type of the points; CPU sweeps of float64 points in float64.
 
     Raises ValueError, naming the argument and the fix, for NaN or Inf, negative weights, unequal masses, empty or
-    mismatched arrays, eps <= 0 or a bad option. Source: Cuturi 2013; streaming form arXiv 2602.03067, Prop. 1.
+    mismatched arrays, eps <= 0 or beyond float32's range for these clouds, or a bad option.
+
+    Source: Cuturi 2013; streaming form arXiv 2602.03067, Prop. 1.
     """
     if (n_iterations is None) == (tol is None):
         raise ValueError("give exactly one of n_iterations (fixed) and tol (L1 marginal residual)")
-    if n_iterations is not None and n_iterations < 1:
-        raise ValueError(f"n_iterations must be at least 1, got {n_iterations}")
-    if tol is not None and not tol > 0:
-        raise ValueError(f"tol must be positive, got {tol}")
-    if annealing is not None and not 0.0 < annealing <= 0.99:
-        raise ValueError(f"annealing must be a ratio in (0, 0.99], got {annealing}")
+    eps, cost_scale = positive("eps", eps), positive("cost_scale", cost_scale)
+    n_iterations = n_iterations if n_iterations is None else whole("n_iterations", n_iterations)
+    tol = tol if tol is None else positive("tol", tol)
+    max_iterations = whole("max_iterations", max_iterations)
+    max_seconds = max_seconds if max_seconds is None else positive("max_seconds", max_seconds)
+    annealing = annealing if annealing is None else positive("annealing", annealing)
+    if annealing is not None and annealing > 0.99:
+        raise ValueError(f"annealing must be a ratio in (0, 0.99], got {annealing:g}")
     updates, precision = _member("updates", Updates, updates), _member("precision", Precision, precision)
-    eps, cost_scale = float(eps), float(cost_scale)
     inputs = checked_inputs(x, y, a, b, eps=eps, cost_scale=cost_scale)
     loop = _Loop(inputs, cost_scale=cost_scale, updates=updates, precision=precision)
     loop.anneal(_epsilons(inputs, eps, cost_scale, annealing))
@@ -209,9 +213,10 @@ class _Loop:
     def result(self, eps: float, tol: float | None) -> Result:
         x, y = self.sweeps.x, self.sweeps.y
         converged = None if tol is None or self.residual is None else self.residual <= tol
+        mass = eps * math.log(self.inputs.mass) / 2  # the sweeps saw weights over their mass
         return Result(
-            f=x.potential[: x.n] * (eps / LOG2_E),
-            g=y.potential[: y.n] * (eps / LOG2_E),
+            f=x.potential[: x.n] * (eps / LOG2_E) - mass,
+            g=y.potential[: y.n] * (eps / LOG2_E) - mass,
             eps=eps,
             cost_scale=self.cost_scale,
             precision=self.precision,

@@ -72,6 +72,16 @@ def dual(a, b, result):
         ("tol", {"n_iterations": None, "tol": 0.0}),
         ("annealing", {"annealing": 1.0}),
         ("annealing", {"annealing": 0.9999999}),
+        ("eps", {"eps": "0.1"}),
+        ("eps", {"eps": None}),
+        ("eps", {"eps": 1e-300}),
+        ("eps", {"x": torch.full((5, 2), 1e30)}),
+        ("x", {"x": torch.zeros(5, 2).to_sparse()}),
+        ("n_iterations", {"n_iterations": 2.5}),
+        ("n_iterations", {"n_iterations": True}),
+        ("tol", {"n_iterations": None, "tol": "x"}),
+        ("max_iterations", {"max_iterations": 0}),
+        ("max_seconds", {"max_seconds": math.nan}),
         ("updates", {"updates": "both"}),
         ("precision", {"precision": "double"}),
     ],
@@ -176,7 +186,7 @@ def test_strided_inputs_are_read_right(device):
         assert torch.equal(got.f, expected.f) and torch.equal(got.g, expected.g)
 
 
-@pytest.mark.parametrize("where", [0.0, 1e6])
+@pytest.mark.parametrize("where", [0.0, 1e6, 1e30])
 def test_points_without_weight_have_no_effect(device, where):
     """R12, N29."""
     x, y, a, b = normal(10, 3), normal(8, 3, 1), weights(10), weights(8, 1)
@@ -256,3 +266,12 @@ def test_a_new_n_compiles_nothing(monkeypatch):
     for n in (*range(1000, 1032), 4096, 10_000):
         run(n)
     assert seen == first
+
+
+@pytest.mark.parametrize("mass", [0.25, 5.0])
+def test_equal_masses_other_than_one(device, mass):
+    """The returned potentials are for the weights as given; the residual is over the mass."""
+    x, y, a, b = normal(30, 3), normal(20, 3, 1), mass * weights(30), mass * weights(20, 1)
+    result = solve(*(v.to(device) for v in (x, y, a, b)), eps=0.5, tol=1e-4)
+    truth = residual(plan(x, y, a, b, result), a, b)
+    assert result.converged and truth / mass == pytest.approx(result.residual, abs=2e-6)

@@ -141,13 +141,17 @@ def test_n32_swapping_the_clouds_changes_nothing(device):
     assert not (one.converged and other.converged) or forth == pytest.approx(back, rel=1e-3)
 
 
-def test_n40_equal_masses_other_than_one_are_normalised_and_unequal_ones_refused():
+def test_n40_equal_masses_other_than_one_are_solved_and_unequal_ones_refused():
     points = torch.tensor([[0.0], [1.0]])
-    heavy = solve(points, points, torch.tensor([0.5, 1.5]), torch.tensor([1.2, 0.8]), eps=0.3, tol=1e-6)
-    unit = solve(points, points, torch.tensor([0.25, 0.75]), torch.tensor([0.6, 0.4]), eps=0.3, tol=1e-6)
-    assert torch.allclose(heavy.f, unit.f, atol=1e-6)
+    a, b = torch.tensor([0.5, 1.5]), torch.tensor([1.2, 0.8])
+    result = solve(points, points, a, b, eps=0.3, tol=1e-7)
+    plan = a[:, None] * b * torch.exp((result.f[:, None] + result.g - (points - points.T).square()) / 0.3)
+    linear = (plan * (points - points.T).square()).sum()
+    entropy = (plan * (plan / (a[:, None] * b)).log() - plan + a[:, None] * b).sum()
+    assert linear.item() == pytest.approx(0.701450, abs=1e-5)
+    assert (linear + 0.3 * entropy).item() == pytest.approx(0.976785, abs=1e-5)
     with pytest.raises(ValueError, match="mass"):
-        solve(points, points, torch.tensor([0.5, 1.5]), torch.tensor([1.2, 1.8]), eps=0.3, tol=1e-6)
+        solve(points, points, a, torch.tensor([1.2, 1.8]), eps=0.3, tol=1e-6)
 
 
 def test_i06_scalars_from_anywhere_but_arrays_from_one_device():
