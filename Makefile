@@ -20,7 +20,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; name it: make env PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "Python's venv module is missing: sudo apt-get install python3-venv"; exit 1; }
 	@command -v g++ >/dev/null || echo "Note: no g++, so KeOps and GeomLoss multiscale will not run: sudo apt-get install g++ python3-dev"
-	@echo "Making $(VENV): about 2.5 GB on a machine without a GPU, a few minutes"
+	@echo "Making $(VENV): a few minutes, 2.7 GB with PyTorch for the CPU"
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[baselines,dev]'
 	@touch $@

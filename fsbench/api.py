@@ -57,7 +57,7 @@ Budget = FixedIterations | ToResidual
 
 @dataclass(frozen=True)
 class Spec:
-    """All that `supports` and `prepare` may see of a problem: no values, so a solver cannot cheat."""
+    """All that `supports` and `prepare` see of a problem: no values, so nothing of the data is prepared untimed."""
 
     n: int
     m: int

@@ -19,7 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fsbench.api import Budget, Cell, Clouds, FixedIterations, Problem, Solution, Solver, ToResidual, Unsupported
+from fsbench.api import (
+    Budget,
+    Cell,
+    Clouds,
+    FixedIterations,
+    Framework,
+    Problem,
+    Solution,
+    Solver,
+    ToResidual,
+    Unsupported,
+)
 from fsbench.clock import evict_l2, time_solve
 from fsbench.frameworks import Backend, backend
 from fsbench.memory import PeakMemory, energy_j, gpu_state
@@ -29,6 +40,7 @@ from fsbench.stats import quartiles
 if TYPE_CHECKING:
     from fsbench.metrics import Score
 
+WEIGHT_TOLERANCE = 1e-6  # on a sum of one: float32 rounding of the weights of 10^8 points stays below
 ENERGY_WINDOW_S = 1.0  # the GPU's energy counter moves in steps of up to a tenth of a second
 
 
@@ -190,14 +202,16 @@ class Measurement:
         memory = self._memory_pass() if self.cell.timing.memory else {}
         self.phase = Phase.SCORE
         scored = self._score(self._kept)
-        reached = None
+        reached, in_time = None, True
         if isinstance(self.cell.budget, ToResidual):
             reached = scored.residual_l1 <= self.cell.budget.tol  # all pairs: nothing left out to add to it
+            in_time = quartiles(self._seconds).median <= self.cell.budget.max_seconds
         return {
             "framework": self._solver.framework.value,
             "input_hash": input_hash(self._clouds),
             "input_bytes": sum(v.nbytes for v in arrays_of(self._clouds)),
-            "status": Status.NOT_CONVERGED.value if reached is False else Status.OK.value,
+            "status": Status.NOT_CONVERGED.value if reached is False or not in_time else Status.OK.value,
+            "status_detail": None if in_time else "the solve took longer than max_seconds",
             "phase": self.phase.value,
             "residual_reached": reached,
             "ladder": self._ladder_column(),
@@ -225,12 +239,20 @@ class Measurement:
         return {
             "peak_alloc_bytes": allocated,
             "peak_device_bytes": on_device,
-            "peak_host_bytes": peak.peak_host_bytes,
+            "peak_host_bytes": self._host_peak(peak.peak_host_bytes),
             "energy_j": None if joules is None or after is None else (after - joules) / calls,
             **state,
         }
 
+    def _host_peak(self, seen_bytes: int) -> int | None:
+        """None where the solve found pages that its process already had, as JAX on the CPU does after its warm-up."""
+        if self._solver.framework is Framework.JAX and self.cell.device == "cpu":
+            return None
+        return seen_bytes or None
+
     def _keep(self, solution: Solution) -> _Kept:
+        if not isinstance(solution, Solution):
+            raise InvalidSolution(f"solve must return a fsbench.api.Solution, got {type(solution).__name__}")
         f, g = self._backend.host(solution.f), self._backend.host(solution.g)
         return _Kept(f, g, replace(solution, f=None, g=None))
 
@@ -310,8 +332,25 @@ def clouds_of(cell: Cell) -> Clouds:
     exact: Clouds = family(
         n=cell.n, m=cell.m, d=cell.d, eps=cell.eps / cell.cost_scale, seed=cell.seed, **cell.problem_params
     )
+    _check_clouds(cell, exact)
     x, y, a, b = (np.ascontiguousarray(v, dtype=cell.dtype) for v in arrays_of(exact))
     return Clouds(x, y, a, b, None if exact.optimal_value is None else cell.cost_scale * exact.optimal_value)
+
+
+def _check_clouds(cell: Cell, clouds: Clouds) -> None:
+    """ValueError, naming the problem family, unless it kept to what `Clouds` promises."""
+    whose = f"problem family {cell.problem} ({cell.problem_target})"
+    if not isinstance(clouds, Clouds):
+        raise ValueError(f"{whose} must return fsbench.api.Clouds, got {type(clouds).__name__}")
+    shapes = {"x": (cell.n, cell.d), "y": (cell.m, cell.d), "a": (cell.n,), "b": (cell.m,)}
+    for (name, shape), values in zip(shapes.items(), arrays_of(clouds), strict=True):
+        if np.shape(values) != shape:
+            raise ValueError(f"{whose} must return {name} of shape {shape}, got {np.shape(values)}")
+        if not np.isfinite(values).all():
+            raise ValueError(f"{whose} returned {name} with NaN or infinite values")
+    for name, weight in (("a", clouds.a), ("b", clouds.b)):
+        if (weight < 0).any() or abs(weight.sum() - 1) > WEIGHT_TOLERANCE:
+            raise ValueError(f"{whose} must return non-negative {name} that sums to one, got {weight.sum():g}")
 
 
 def arrays_of(clouds: Clouds) -> tuple[np.ndarray, ...]:

@@ -34,6 +34,7 @@ class Plan:
     launcher: dict[str, Any]
     config: dict[str, Any]  # the effective configuration, kept beside the records
     notices: tuple[str, ...]
+    redo: bool = False
 
     @property
     def folder(self) -> Path:
@@ -66,6 +67,7 @@ def make_plan(overrides: Iterable[str], config_dirs: Iterable[Path] = (), *, gpu
         timeout_s=timeout_s,
         budget_s=compose.seconds(config["budget_s"], "budget_s"),
         fail_fast=_boolean("fail_fast", config["fail_fast"]),
+        redo=_boolean("redo", config["redo"]),
         retries=_integer("retries", config["retries"], least=0),
         out_dir=Path(config["out_dir"]),
         launcher=config["launcher"],

@@ -26,7 +26,7 @@ import yaml
 from fsbench import counters, records
 from fsbench.api import Cell
 from fsbench.compose import ConfigError
-from fsbench.env import code_id, environment
+from fsbench.env import code_id, environment, has_gpu
 from fsbench.history import History
 from fsbench.plan import Plan
 from fsbench.process import DeadlineReached, WorkerDied, WorkerProcess, close_all, worker_environment
@@ -111,8 +111,10 @@ class Runner:
     def run(self) -> Outcome:
         """Measure every cell that is not done. Ctrl-C and SIGTERM end it cleanly, workers killed.
 
-        Raises ConfigError if another run holds the folder.
+        Raises ConfigError if another run holds the folder, or if the plan needs a GPU and there is none.
         """
+        if any(cell.device == "cuda" for cell in self.plan.cells) and not has_gpu():
+            raise ConfigError("device=cuda, but NVML sees no GPU here: use device=cpu or device=auto")
         stopped, exit_code = None, 0
         with _locked(self.plan.out_dir, self._suffix), _sigterm_as_interrupt():
             self._write_surroundings()
@@ -132,9 +134,9 @@ class Runner:
 
     def _run_all(self) -> None:
         self._began = time.monotonic()
-        self.progress.resumed(sum(map(self._history.is_done, self.plan.cells)))
+        self.progress.resumed(sum(map(self._is_done, self.plan.cells)))
         for _, group in itertools.groupby(self.plan.cells, key=lambda cell: cell.group_id):
-            todo = [cell for cell in group if not self._history.is_done(cell)]
+            todo = [cell for cell in group if not self._is_done(cell)]
             crowded = self._measure(todo)
             if self._out_of_budget() and any(self._history.latest(cell) is None for cell in self.plan.cells):
                 raise _Stop(StopReason.BUDGET)
@@ -147,6 +149,12 @@ class Runner:
                     latest = self._history.latest(cell)
                     if latest and latest["status"] in (Status.ERROR, Status.TIMEOUT) and not latest["inferred_from"]:
                         self._measure([cell])
+
+    def _is_done(self, cell: Cell) -> bool:
+        latest = self._history.latest(cell)
+        if self.plan.redo and latest is not None and latest["run_id"] != self._run_id:
+            return False
+        return self._history.is_done(cell)
 
     def _out_of_budget(self) -> bool:
         return self.plan.budget_s is not None and time.monotonic() - self._began >= self.plan.budget_s

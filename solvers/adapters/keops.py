@@ -26,7 +26,7 @@ class KeOps:
     framework = Framework.TORCH
     scheme = Scheme.ROWS_FIRST
 
-    def __init__(self, *, check_every: int = 10) -> None:
+    def __init__(self, *, check_every: int = 1) -> None:
         self.check_every = check_every
 
     def supports(self, spec: Spec, budget: Budget) -> None:

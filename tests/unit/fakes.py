@@ -42,7 +42,7 @@ def fake_cell(
 def fake_plan(out_dir: Path, *cells: Cell, **settings: Any) -> Plan:
     defaults: dict[str, Any] = {
         "experiment": "fake", "question": "", "report": "", "timeout_s": None, "budget_s": None, "fail_fast": False,
-        "retries": 0, "launcher": {"kind": "local"}, "config": {"experiment": "fake"}, "notices": (),
+        "retries": 0, "redo": False, "launcher": {"kind": "local"}, "config": {"experiment": "fake"}, "notices": (),
     }  # fmt: skip
     return Plan(cells=cells, out_dir=out_dir, **(defaults | settings))
 

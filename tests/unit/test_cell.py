@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -388,3 +389,25 @@ def test_jax_solver_end_to_end() -> None:
 def test_module_loads_no_framework_before_the_solver_does() -> None:
     code = f"import sys, {cell_module.__name__}; sys.exit(any(m in sys.modules for m in ('torch', 'jax', 'triton')))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda c: replace(c, a=c.a * 2), "a that sums to one"),
+        (lambda c: replace(c, b=np.append(c.b, 0.0)), "b of shape"),
+        (lambda c: replace(c, x=np.full_like(c.x, np.nan)), "x with NaN"),
+        (lambda c: None, "must return fsbench.api.Clouds, got NoneType"),
+    ],
+)
+def test_a_problem_family_is_held_to_its_promise(monkeypatch, change, said):
+    family = cell_module._load(make().problem_target)
+    monkeypatch.setattr(cell_module, "_load", lambda target: lambda **keys: change(family(**keys)))
+    with pytest.raises(ValueError, match=said):
+        clouds_of(make())
+
+
+def test_a_solve_beyond_max_seconds_is_not_converged_whatever_its_residual():
+    _, record = run(make(budget=ToResidual(1.0, max_seconds=1e-9)))
+    assert record["residual_reached"] is True
+    assert (record["status"], record["status_detail"]) == ("not_converged", "the solve took longer than max_seconds")

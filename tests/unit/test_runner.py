@@ -402,3 +402,17 @@ def test_killing_twice_is_safe(tmp_path):
     worker.kill()
     worker.kill()
     assert is_gone(worker.pid)
+
+
+def test_redo_measures_again_and_the_newest_counts(out):
+    cells = [fake_cell("a"), fake_cell("b")]
+    first = run(fake_plan(out, *cells))
+    again = run(fake_plan(out, *cells, redo=True))
+    assert {r["record_id"] for _, r in first.rows}.isdisjoint(r["record_id"] for _, r in again.rows)
+    assert [record["attempt"] for _, record in again.rows] == [2, 2]
+
+
+def test_a_plan_for_a_gpu_is_refused_where_there_is_none(out, monkeypatch):
+    monkeypatch.setattr(runner, "has_gpu", lambda: False)
+    with pytest.raises(ConfigError, match="device=cpu"):
+        run(fake_plan(out, replace(fake_cell("a"), device="cuda")))
