@@ -48,6 +48,12 @@ def finished(df: pd.DataFrame) -> pd.DataFrame:
     return df[(df["status"] == Status.OK) & (df[TIME] > 0)]
 
 
+def counted(df: pd.DataFrame, column: str) -> pd.DataFrame:
+    """The cells whose number in `column` is valid: those with status ok and, unless it is the time, not converged."""
+    statuses = [Status.OK] if column == TIME else [Status.OK, Status.NOT_CONVERGED]
+    return df[df["status"].isin(statuses)]
+
+
 def memory_columns(df: pd.DataFrame) -> list[str]:
     """The memory columns that hold numbers here: allocator and NVML on a GPU, the resident set on a CPU."""
     on_gpu = (df["device"] == "cuda").any()

@@ -14,11 +14,11 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.text import Annotation
 from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from fsbench.records import Status
-from fsbench.report.analysis import TIME, finished, power_fit
+from fsbench.report.analysis import TIME, counted, finished, power_fit
+from fsbench.report.failures import mark_failures
 from fsbench.report.style import (
     MISSING,
     SolverStyle,
@@ -36,7 +36,6 @@ _RC: Any = {
     "svg.hashsalt": "fsbench", "lines.linewidth": 1.5, "lines.markersize": 5,
 }  # fmt: skip
 MEMORY_NAMES = {"peak_alloc_bytes": "allocator", "peak_device_bytes": "NVML", "peak_host_bytes": "host"}
-_LINE = 0.055  # height of one line of failures, as a share of the panel
 _Y = {TIME: ("time to solution, median", "s")} | {
     column: (f"peak memory, {name}", "B") for column, name in MEMORY_NAMES.items()
 }
@@ -48,7 +47,7 @@ def scaling(df: pd.DataFrame, *, x: str, y: str, title: str, fit: bool = False) 
     """`y` against `x` ("n" or "d") on log axes, one panel for each value of what else varies.
 
     Time has quartile bars. With `fit` each legend entry carries the exponent fitted over ok cells and their count.
-    A failed cell is a cross at the top edge over its size, with its status word; inferred ones are pale.
+    Cells that failed are marked over their sizes in a strip above the panel.
     """
     other = "d" if x == "n" else "n"
     # Different budgets or precisions are never one line; seeds are, as their median.
@@ -83,7 +82,7 @@ def scaling(df: pd.DataFrame, *, x: str, y: str, title: str, fit: bool = False) 
             ax.legend(handles=_handles(part, look, x, y, fit), loc="upper left", bbox_to_anchor=(1, 1.02), fontsize=8)
     if not fit:
         figure.legend(handles=_handles(df, look, x, y, fit), loc="outside right center")
-    _failures(list(axes.flat[: len(panels)]), panels, x, look)
+    mark_failures(list(axes.flat[: len(panels)]), panels, x=x, y=y)
     return figure
 
 
@@ -266,8 +265,8 @@ def _drawable(value: object) -> TypeGuard[float]:
 
 
 def _drawn(cells: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
-    """What a line shows of one solver's cells: medians by `x` of the ok ones that log axes can show."""
-    shown = finished(cells)
+    """What a line shows of one solver's cells: medians by `x` of the valid ones that log axes can show."""
+    shown = counted(cells, y)
     shown = shown[(shown[y] > 0) & (shown[x] > 0)]
     return shown.groupby(x)[list(dict.fromkeys([y, "time_q25_s", "time_q75_s"]))].median()
 
@@ -304,37 +303,6 @@ def _handles(df: pd.DataFrame, look: dict[str, SolverStyle], x: str, y: str, fit
 
 def _handle(style: SolverStyle, text: str) -> Line2D:
     return Line2D([], [], linestyle=style.line, color=style.colour, marker=style.marker, label=text)
-
-
-def _failures(axes: list[Axes], parts: list[pd.DataFrame], x: str, look: dict[str, SolverStyle]) -> None:
-    """Crosses at the top edge over the sizes that failed, one line of the edge for each solver."""
-    failed = [part[part["status"].notna() & (part["status"] != Status.OK) & (part[x] > 0)] for part in parts]
-    names = [_failing(part, look) for part in parts]
-    deepest = max(len(some) for some in names)
-    if not deepest:
-        return
-    low, high = (math.log10(limit) for limit in axes[0].get_ylim())  # the y axis is shared by all panels
-    axes[0].set_ylim(10**low, 10 ** (low + (high - low) / (1 - _LINE * (deepest + 0.5))))
-    for ax, cells, some in zip(axes, failed, names, strict=True):
-        top = ax.get_xaxis_transform()
-        for line, name in enumerate(some):
-            height = 1 - _LINE * (line + 0.5)
-            for _, cell in cells[cells["solver"] == name].drop_duplicates(x).iterrows():
-                inferred = isinstance(cell["inferred_from"], str)
-                colour, alpha = look[name].colour, 0.35 if inferred else 1.0
-                ax.plot(cell[x], height, "x", markeredgewidth=1.5, transform=top, color=colour, alpha=alpha)
-                if not inferred:
-                    word = Annotation(
-                        status_word(cell), (cell[x], height), xycoords=top, textcoords="offset points", xytext=(-5, 0),
-                        ha="right", va="center", fontsize=6.5, color=colour,
-                    )  # fmt: skip
-                    ax.add_artist(word)
-
-
-def _failing(part: pd.DataFrame, look: dict[str, SolverStyle]) -> list[str]:
-    """Solvers with a failed cell here; one that supports none of these cells is said in the legend instead."""
-    cells = {name: part.loc[part["solver"] == name, "status"].dropna() for name in look}
-    return [name for name, s in cells.items() if (s != Status.OK).any() and not (s == Status.UNSUPPORTED).all()]
 
 
 def _axes(ax: Axes, part: pd.DataFrame, x: str, y: str) -> None:

@@ -71,10 +71,12 @@ def styles(solvers: Iterable[str]) -> dict[str, SolverStyle]:
     taken: set[int] = set()
     for name in sorted(set(names) - set(chosen)):
         place = int(hashlib.sha256(name.encode()).hexdigest(), 16) % len(_OTHERS)
-        while place in taken and len(taken) < len(_OTHERS):
+        rounds = len(taken) // len(_OTHERS)  # once the colours are used up they come again with other markers
+        while place + rounds * len(_OTHERS) in taken:
             place = (place + 1) % len(_OTHERS)
-        taken.add(place)
-        chosen[name] = SolverStyle(name, *_OTHERS[place], ":")
+        taken.add(place + rounds * len(_OTHERS))
+        marker = _OTHERS[(place + rounds) % len(_OTHERS)][1]
+        chosen[name] = SolverStyle(name, _OTHERS[place][0], marker, ":")
     return chosen
 
 

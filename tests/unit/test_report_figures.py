@@ -51,8 +51,8 @@ def test_styles_do_not_depend_on_company_and_are_all_different():
     )
     assert styles(["toy"])["toy"] == styles(["keops", "toy"])["toy"]
     assert len({(s.colour, s.marker) for s in everyone.values()}) == len(SOLVERS)
-    many = styles([f"solver{i}" for i in range(8)])
-    assert len({s.colour for s in many.values()}) == 8
+    many = styles([f"solver{i}" for i in range(25)]).values()
+    assert len({(s.colour, s.marker) for s in many}) == 25 and len({s.colour for s in list(many)[:8]}) == 8
 
 
 def test_axes_are_logarithmic_with_units():
@@ -83,6 +83,43 @@ def test_failures_are_marked_where_they_fell_above_all_points():
     figure.canvas.draw()
     highest = max(ax.transData.transform((n, 1e-3 * (n / 1e3) ** 2))[1] for n in SIZES)
     assert all(line.get_transform().transform(line.get_xydata())[0, 1] > highest for line in crosses)
+
+
+def many_failing(count):
+    kinds = [Status.OOM, Status.TIMEOUT, Status.ERROR, Status.UNSUPPORTED]
+    rows = grid(["keops"])
+    for i in range(count):
+        rows += [record(f"solver{i}", n=1000), *(record(f"solver{i}", n=n, status=kinds[i % 4]) for n in SIZES[1:])]
+    return rows
+
+
+@pytest.mark.parametrize("count", [1, 3, 10, 25])
+def test_failure_marks_have_a_bounded_strip_and_never_move_the_data(count):
+    without = [row for row in many_failing(count) if row["status"] == "ok"]
+    marked, bare = (figures.scaling(frame(rows), x="n", y=TIME, title="t") for rows in (many_failing(count), without))
+    (ax,), (bare_ax,) = marked.axes, bare.axes
+    assert ax.get_ylim() == bare_ax.get_ylim() and ax.get_xlim() == bare_ax.get_xlim()
+    marked.canvas.draw()
+    panel = ax.get_window_extent()
+    marks = [a.get_window_extent() for a in [*ax.findobj(Annotation), *(x for x in ax.lines if x.get_marker() == "x")]]
+    above_pt = [72 / marked.dpi * (edge - panel.y1) for box in marks for edge in (box.y0, box.y1)]
+    assert min(above_pt) >= 0 and max(above_pt) < 60
+    assert panel.height > 0.5 * marked.bbox.height
+
+
+def test_many_failing_solvers_share_a_mark_with_their_number():
+    shown = words(figures.scaling(frame(many_failing(25)), x="n", y=TIME, title="t"))
+    assert [word for word, size in shown if size == 2000] == ["6×", "6×", "6×", "7×"]
+    assert {word for word, size in shown if size == 0} == {"OOM", "OOT", "err", "n/s"}
+
+
+def test_memory_of_a_cell_that_did_not_converge_is_drawn():
+    mode = {"mode": "to_residual", "tol": 1e-2}
+    rows = [record("keops", n=n, status=Status.NOT_CONVERGED, **mode) for n in SIZES]
+    (ax,) = figures.scaling(frame(rows), x="n", y="peak_alloc_bytes", title="t").axes
+    assert any(len(line.get_xdata()) == 3 and line.get_marker() == "^" for line in ax.lines)
+    assert words(ax.figure) == []
+    assert len(words(figures.scaling(frame(rows), x="n", y=TIME, title="t"))) == 3
 
 
 def test_a_solver_that_supports_nothing_here_is_said_in_the_legend():
