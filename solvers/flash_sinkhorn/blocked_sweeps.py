@@ -1,4 +1,4 @@
-"""Sweeps on the CPU: torch over cache-sized blocks, float32 for float32 clouds and float64 for float64 ones."""
+"""Sweeps on the CPU: torch over blocks of scores, float32 for float32 clouds and float64 for float64 ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .checks import Inputs
 from .sweeps import Cloud, Sweeps
 from .tiles import LARGEST_DIRECT_DIMENSION, LOG2_E
 
-BLOCK_ROWS, BLOCK_COLS = 128, 1024  # a block of scores stays in the second-level cache
+BLOCK_ROWS, BLOCK_COLS = 512, 2048  # large enough that starting the threads of each operation does not count
 LARGEST_LOG2_SUM = 60.0
 
 
@@ -80,7 +80,7 @@ class BlockedSweeps(Sweeps[BlockedCloud]):
     def _log2_sums(self, rows: BlockedCloud, cols: BlockedCloud, *, with_maximum: bool) -> torch.Tensor:
         col_blocks = range(0, cols.n, BLOCK_COLS)
         partial = torch.empty(len(col_blocks), rows.n, dtype=rows.points.dtype)
-        buffers = torch.empty(2, BLOCK_ROWS, BLOCK_COLS, dtype=rows.points.dtype)
+        buffers = torch.empty(2, min(BLOCK_ROWS, rows.n), min(BLOCK_COLS, cols.n), dtype=rows.points.dtype)
         for row_start in range(0, rows.n, BLOCK_ROWS):
             block = slice(row_start, min(row_start + BLOCK_ROWS, rows.n))
             left = None if self.direct else _left_factor(rows, block, self.scale)
