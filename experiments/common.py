@@ -6,7 +6,9 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from fsbench.report.tables import Entry
+from fsbench.report import figures
+from fsbench.report.analysis import MEMORY
+from fsbench.report.tables import Entry, unmeasured
 
 PUBLISHED = "published (A100)"
 FP32, TEN_BIT = "FP32-grade", "10-bit"
@@ -23,8 +25,14 @@ def throughput_note(df: pd.DataFrame) -> str:
     """Says how far from convergence a fixed-iterations comparison is."""
     iterations, residual = df["n_iterations"].dropna().unique(), df["residual_l1"].dropna()
     count = f"{iterations[0]:.0f}" if len(iterations) == 1 else "a fixed number of"
-    left = f": residuals from {residual.min():.2g} to {residual.max():.2g}" if len(residual) else ""
+    left = f": residuals from {residual.min():.3g} to {residual.max():.3g}" if len(residual) else ""
     return f"A throughput test: {count} iterations without a stopping rule, far from convergence{left}."
+
+
+def memory_notes(df: pd.DataFrame, columns: Iterable[str]) -> list[str]:
+    """What each of these memory columns counts, and why some hold nothing."""
+    counts = [f"Peak memory, {figures.MEMORY_NAMES[name]}: {MEMORY[name]}." for name in columns]
+    return [*counts, *unmeasured(df, columns)]
 
 
 NO_GPU = "not measured (no GPU)"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from fsbench.report import figures
-from fsbench.report.analysis import MEMORY, by_device, finished, memory_columns, power_fit
+from fsbench.report.analysis import MEMORY, by_device, counted, memory_columns, power_fit
 from fsbench.report.style import count_text, exponent_text, label, styles
 from fsbench.report.tables import Column, Entry, Table, Unit, summary, write
 
@@ -39,7 +39,7 @@ def _exponents(df: pd.DataFrame, column: str, title: str) -> Table:
     columns += [Column(f"n^p, d = {count_text(d)}") for d in dimensions] + [Column("d^p, largest complete n")]
     rows: list[list[Entry]] = []
     for name in styles(df["solver"].dropna()):
-        cells = finished(df[df["solver"] == name])
+        cells = counted(df[df["solver"] == name], column)
         at_n = cells.groupby("n")["d"].nunique()
         complete = at_n[at_n == len(dimensions)].index
         row: list[Entry] = [label(name)]

@@ -10,10 +10,19 @@ from pathlib import Path
 
 import pandas as pd
 
-from experiments.common import FP32, PUBLISHED, TEN_BIT, counter, counter_notes, precision, throughput_note
+from experiments.common import (
+    FP32,
+    PUBLISHED,
+    TEN_BIT,
+    counter,
+    counter_notes,
+    memory_notes,
+    precision,
+    throughput_note,
+)
 from fsbench.records import Status
 from fsbench.report import figures
-from fsbench.report.analysis import MEMORY, TIME, by_device, memory_columns
+from fsbench.report.analysis import TIME, by_device, memory_columns
 from fsbench.report.style import label, shape_text, status_word, styles
 from fsbench.report.tables import Column, Entry, Table, Unit, entry, legend, write
 
@@ -64,7 +73,7 @@ def _table(group: pd.DataFrame, device: str) -> Table:
         throughput_note(group),
         f"Rows marked {PUBLISHED} are figures of the FlashSinkhorn paper at n = 10k, d = 64 on an A100-80GB, not"
         " measured here; compare rows of one precision only.",
-        *(f"Peak memory, {figures.MEMORY_NAMES[name]}: {MEMORY[name]}." for name in memory),
+        *memory_notes(group, memory),
     ]
     return Table(title, columns, rows, [*notes, *counter_notes(group), *legend(rows)])
 
@@ -75,4 +84,4 @@ def _measured(record: pd.Series, memory: list[str]) -> list[Entry]:
         return [status_word(record)] * (len(_COUNTERS) + len(memory) + 4)
     counters = [counter(record, columns) for _, _, columns in _COUNTERS]
     rest = ["n_passes", *memory, "half_step_error", "residual_l1"]
-    return [time, *counters, *(entry(record, column, unless=()) for column in rest)]
+    return [time, *counters, *(entry(record, column) for column in rest)]

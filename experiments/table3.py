@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from experiments.common import FP32, PUBLISHED, TEN_BIT, precision, throughput_note
+from experiments.common import FP32, PUBLISHED, TEN_BIT, memory_notes, precision, throughput_note
 from fsbench.records import Status
 from fsbench.report import figures
-from fsbench.report.analysis import MEMORY, TIME, by_device, geometric_means, memory_columns, speedups
+from fsbench.report.analysis import TIME, by_device, geometric_means, memory_columns, speedups
 from fsbench.report.style import MISSING, count_text, label, number_text, status_word, styles
 from fsbench.report.tables import Column, Entry, Table, Unit, entry, legend, write
 
@@ -68,7 +68,7 @@ def _block(cells: pd.DataFrame, grade: str, device: str) -> Table:
             rows.append([float(n), label(name), entry(record, TIME), ratio, *quality])
     first = cells.iloc[0]
     title = f"Forward, {grade}: d = {count_text(first['d'])}, eps = {number_text(first['eps'])}, on {device}"
-    notes = [throughput_note(cells), *(f"Peak memory, {figures.MEMORY_NAMES[m]}: {MEMORY[m]}." for m in memory)]
+    notes = [throughput_note(cells), *memory_notes(cells, memory)]
     return Table(title, columns, rows, [*notes, *legend(rows)], key_columns=2)
 
 

@@ -121,7 +121,7 @@ def summary(rows: Iterable[tuple[Cell, Record | None]]) -> Table:
         numbers = [
             format_seconds(got.get("time_to_solution_s")),
             _format("{:.4g}", got.get("n_passes")),
-            _format("{:.1e}", got.get("residual_l1")),
+            _format("{:.2e}", got.get("residual_l1")),
             format_bytes(got.get("peak_device_bytes") or got.get("peak_alloc_bytes") or got.get("peak_host_bytes")),
         ]
         table.add_row(*what, *numbers, status, style="red" if status.startswith("error") else "")
@@ -160,7 +160,7 @@ def format_bytes(count: int | None) -> str:
 def _result(record: Record) -> str:
     if record["status"] in _FAILED:
         return _first_line(record["status_detail"])
-    residual = _format("residual {:.1e}", record["residual_l1"])
+    residual = _format("residual {:.2e}", record["residual_l1"])
     return f"{format_seconds(record['time_to_solution_s'])}  {residual}"
 
 

@@ -48,10 +48,26 @@ def finished(df: pd.DataFrame) -> pd.DataFrame:
     return df[(df["status"] == Status.OK) & (df[TIME] > 0)]
 
 
+def is_counted(status: str | None, column: str) -> bool:
+    """Whether a cell's number in `column` is valid: with status ok and, unless it is the time, not converged."""
+    return status == Status.OK or (status == Status.NOT_CONVERGED and column != TIME)
+
+
 def counted(df: pd.DataFrame, column: str) -> pd.DataFrame:
-    """The cells whose number in `column` is valid: those with status ok and, unless it is the time, not converged."""
-    statuses = [Status.OK] if column == TIME else [Status.OK, Status.NOT_CONVERGED]
-    return df[df["status"].isin(statuses)]
+    """The cells whose number in `column` is valid."""
+    return df[df["status"].map(lambda status: is_counted(status, column)).astype(bool)]
+
+
+def time_words(df: pd.DataFrame) -> str:
+    """What the time of these records is, by their mode, as a title begins."""
+    modes = set(df["mode"].dropna())
+    if modes == {"to_residual"}:
+        targets = ", ".join(f"{tol:g}" for tol in sorted(df["tol"].dropna().unique()))
+        return f"Time to residual {targets}" if targets else "Time to the residual target"
+    if modes == {"fixed_iterations"}:
+        numbers = ", ".join(f"{count:g}" for count in sorted(df["max_iterations"].dropna().unique()))
+        return f"Time of {numbers or 'a fixed number of'} iterations"
+    return "Time to solution"
 
 
 def memory_columns(df: pd.DataFrame) -> list[str]:

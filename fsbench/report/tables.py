@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -16,8 +16,8 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table as RichTable
 
 from fsbench.records import Status
-from fsbench.report.analysis import TIME, by_device
-from fsbench.report.style import INFERRED, MEANINGS, MISSING, WORDS, label, status_word, styles
+from fsbench.report.analysis import TIME, by_device, is_counted
+from fsbench.report.style import INFERRED, MEANINGS, MISSING, label, status_word, styles
 
 TERMINAL_WIDTH = 100
 _GAP = 3  # what rich draws between two columns
@@ -70,23 +70,26 @@ class Table:
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """`value` at so many significant digits: 1.23, 45.6, 789, 12345, and 1.2e-05 under a thousandth."""
+    """`value` at so many significant digits: 1.23, 45.6, 789, 12345, and 1.23e-05 under a thousandth."""
     if value == 0:
         return "0"
     rounded = float(f"{value:.{digits - 1}e}")
     power = math.floor(math.log10(abs(rounded)))
     if power < -3:
-        return f"{rounded:.{digits - 2}e}"
+        return f"{rounded:.{digits - 1}e}"
     return f"{rounded:.{digits - 1 - power}f}" if power < digits - 1 else f"{value:.0f}"
 
 
-def entry(record: pd.Series | None, column: str, *, unless: Iterable[Status] = tuple(WORDS)) -> Entry:
-    """The number in `column` of a record, or its status word; statuses out of `unless` show their number too."""
+def entry(record: pd.Series | None, column: str) -> Entry:
+    """The number in `column` of a record where it is valid, a dash where it could not be measured, or a status word.
+
+    A cell that did not converge has no time to show; its other numbers are as good as any.
+    """
     if record is None:
         return MISSING
-    if record["status"] in tuple(unless) or pd.isna(record["status"]) or pd.isna(record[column]):
+    if not is_counted(record["status"], column):
         return status_word(record)
-    return float(record[column])
+    return MISSING if pd.isna(record[column]) else float(record[column])
 
 
 def legend(rows: Iterable[Sequence[Entry]]) -> list[str]:
@@ -100,7 +103,20 @@ def legend(rows: Iterable[Sequence[Entry]]) -> list[str]:
 
 def summary(df: pd.DataFrame, *, value: str = TIME, unit: Unit = Unit.SECONDS, title: str = "") -> list[Table]:
     """Every cell of every comparison in its place: rows problem, eps, d and n, columns solvers, failures as words."""
-    return [_summary(part, value, unit, title, device) for device, _, part in by_device(df)]
+    return [_summary(part, value, unit, f"{title or _TITLE}, on {device}") for device, _, part in by_device(df)]
+
+
+def cells(df: pd.DataFrame, values: Mapping[str, Column], *, title: str = "", notes: Iterable[str] = ()) -> list[Table]:
+    """A row for each cell, the solvers of a comparison next to each other; `values`: record column -> how it prints."""
+    return [_cells(part, values, f"{title or _TITLE}, on {device}", notes) for device, _, part in by_device(df)]
+
+
+def unmeasured(df: pd.DataFrame, columns: Iterable[str]) -> list[str]:
+    """A note that says why some of these memory columns hold nothing."""
+    missing = df["peak_host_bytes"].isna() & df["status"].isin([Status.OK, Status.NOT_CONVERGED])
+    if "peak_host_bytes" in columns and (missing & (df["framework"] == "jax") & (df["device"] == "cpu")).any():
+        return ["Host memory of JAX on a CPU cannot be measured in its process."]
+    return []
 
 
 # What tells comparisons apart, in the order of rows and columns.
@@ -108,27 +124,51 @@ _KEYS = {
     "problem": Unit.TEXT, "dtype": Unit.TEXT, "mode": Unit.TEXT, "tol": Unit.EXACT, "max_iterations": Unit.EXACT,
     "eps": Unit.EXACT, "d": Unit.EXACT, "n": Unit.EXACT, "m": Unit.EXACT, "seed": Unit.EXACT,
 }  # fmt: skip
+_TITLE = "Time to solution, median"
 
 
-def _summary(df: pd.DataFrame, value: str, unit: Unit, title: str, device: str) -> Table:
-    title = f"{title or 'Time to solution, median'}, on {device}"
+def _summary(df: pd.DataFrame, value: str, unit: Unit, title: str) -> Table:
     solvers = list(styles(df["solver"].dropna()))
+    facts, shown, fixed = _comparisons(df)
+    columns = [Column(key, _KEYS[key]) for key in shown]
     if not solvers:
-        return Table(title, [Column("problem"), Column("n", Unit.EXACT)], [], ["No records yet."])
+        return Table(title, columns, [], ["No records yet."])
+    records = {(record["group_id"], record["solver"]): record for _, record in df.iterrows()}
+    columns += [Column(label(solver), unit, "value") for solver in solvers]
+    rows = [
+        [_known(fact[key]) for key in shown] + [entry(records.get((fact["group_id"], name)), value) for name in solvers]
+        for _, fact in facts.iterrows()
+    ]
+    return Table(title + fixed, columns, rows, [*unmeasured(df, [value]), *legend(rows)], len(shown))
+
+
+def _cells(df: pd.DataFrame, values: Mapping[str, Column], title: str, notes: Iterable[str]) -> Table:
+    solvers = list(styles(df["solver"].dropna()))
+    facts, shown, fixed = _comparisons(df)
+    columns = [*(Column(key, _KEYS[key]) for key in shown), Column("solver"), *values.values()]
+    if not solvers:
+        return Table(title, columns, [], ["No records yet."])
+    records = {(record["group_id"], record["solver"]): record for _, record in df.iterrows()}
+    rows = [
+        [*(_known(fact[key]) for key in shown), label(name), *(entry(record, column) for column in values)]
+        for _, fact in facts.iterrows()
+        for name in solvers
+        if (record := records.get((fact["group_id"], name))) is not None
+    ]
+    return Table(title + fixed, columns, rows, [*notes, *unmeasured(df, values), *legend(rows)], len(shown) + 1)
+
+
+def _comparisons(df: pd.DataFrame) -> tuple[pd.DataFrame, list[str], str]:
+    """One row for each comparison in order, the keys that tell them apart, and the end of a title with the others."""
     facts = df.drop_duplicates("group_id")
     facts = facts.sort_values(list(_KEYS), ascending=[key != "eps" for key in _KEYS])
     shown = [key for key in _KEYS if key == "n" or (key != "m" and facts[key].nunique(dropna=False) > 1)]
     if (facts["m"] != facts["n"]).any():
         shown.insert(shown.index("n") + 1, "m")
+    if facts.empty:
+        return facts, shown, ""
     fixed = ", ".join(_fact(key, facts[key].iloc[0]) for key in ("problem", "eps", "d") if key not in shown)
-    cells = {(record["group_id"], record["solver"]): record for _, record in df.iterrows()}
-    columns = [Column(key, _KEYS[key]) for key in shown]
-    columns += [Column(label(solver), unit, "value") for solver in solvers]
-    rows = [
-        [_known(fact[key]) for key in shown] + [entry(cells.get((fact["group_id"], name)), value) for name in solvers]
-        for _, fact in facts.iterrows()
-    ]
-    return Table(f"{title} ({fixed})" if fixed else title, columns, rows, legend(rows), len(shown))
+    return facts, shown, f" ({fixed})" if fixed else ""
 
 
 def _known(fact: object) -> Entry:

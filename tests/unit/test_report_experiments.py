@@ -8,12 +8,12 @@ import pytest
 import yaml
 from record_factory import CPU, GPU, record
 
-from experiments import common, memory, quickstart, table2, table3
+from experiments import common, general, memory, quickstart, table2, table3
 from fsbench.records import Status
 from fsbench.report.load import join
 
 CONF = Path(__file__).parents[2] / "conf" / "experiment"
-REPORTS = [quickstart.report, table2.report, table3.report, memory.report]
+REPORTS = [general.report, quickstart.report, table2.report, table3.report, memory.report]
 ONLY_OK = {"mode": "to_residual", "tol": 1e-2}
 COUNTERS = {
     "hbm_read_bytes": 60e6, "hbm_write_bytes": 20e6, "sm_throughput_pct": 74.0, "memory_stall_pct": 3.0,
@@ -108,7 +108,12 @@ def test_table2_on_a_gpu_has_counters_and_the_published_rows_apart(tmp_path):
     cells = rows_of(tmp_path / "table.md")
     ours = row(cells, "FlashSinkhorn, 10-bit")
     expected = {"time (ms)": "4.00", "HBM read + write (GB)": "0.0800", "SM use (%)": "74", "memory stalls (%)": "3"}
-    expected |= {"kernel launches": "130", "passes": "20", "half-step error / eps": "3.0e-05", "residual L1": "0.00400"}
+    expected |= {
+        "kernel launches": "130",
+        "passes": "20",
+        "half-step error / eps": "3.00e-05",
+        "residual L1": "0.00400",
+    }
     for name, text in expected.items():
         assert ours[cells[0].index(name)] == text
     published = row(cells, "FlashSinkhorn, published (A100)")
@@ -189,7 +194,37 @@ def test_memory_has_both_numbers_and_exponents(tmp_path):
     assert "allocator" in text and "NVML" in text
 
 
+QUICK = [
+    record("keops", n=1000, d=3, time_per_pass_s=5e-4, **ONLY_OK),
+    record("pot", n=1000, d=3, status=Status.NOT_CONVERGED, time_per_pass_s=7e-4, **ONLY_OK),
+]
+
+
 def test_quickstart_shows_times_only_where_the_target_was_reached(tmp_path):
-    rows = [record("keops", n=1000, d=3, **ONLY_OK), record("pot", n=1000, d=3, status=Status.NOT_CONVERGED, **ONLY_OK)]
-    quickstart.report(frame(rows), tmp_path)
-    assert row(rows_of(tmp_path / "table.md"), "1000")[1:] == ["10.0", "n/c"]
+    quickstart.report(frame(QUICK), tmp_path)
+    rows = rows_of(tmp_path / "table.md")
+    assert rows[0] == ["n", "solver", "time (ms)", "passes", "time per pass (µs)", "residual L1"]
+    assert rows[2:] == [
+        ["1000", "KeOps", "10.0", "20", "500", "0.00400"], ["1000", "POT", "n/c", "20", "700", "0.200"]
+    ]  # fmt: skip
+    text = (tmp_path / "table.md").read_text()
+    assert "**Time to residual 0.01, median" in text
+    assert "OTT-JAX and POT every 10th" in text and "compare time per pass" in text
+    assert row(rows_of(tmp_path / "memory.md"), "1000")[1:] == ["50.0", "50.0"]
+
+
+@pytest.mark.parametrize("write", [quickstart.report, general.report])
+def test_a_run_of_fixed_iterations_says_nothing_of_targets(write, tmp_path):
+    paths = write(frame([record("keops", max_iterations=10)]), tmp_path)
+    text = (tmp_path / "table.md").read_text()
+    assert text.startswith("**Time of 10 iterations, median") and "residual target" not in text
+    assert "look at their residual" not in text and "reached" not in {path.stem for path in paths}
+
+
+def test_the_general_report_draws_d_where_it_varies(tmp_path):
+    rows = [record("toy", n=n, d=d, **ONLY_OK) for n in (1000, 2000) for d in (3, 64)]
+    stems = {path.stem for path in general.report(frame(rows), tmp_path)}
+    both = {f"{name}_{x}" for name in ("time", "peak_alloc", "peak_device") for x in "nd"}
+    assert stems == {"table", "memory", "reached", *both}
+    one = {path.stem for path in general.report(frame(rows[:1]), tmp_path / "one")}
+    assert one == {stem for stem in stems if not stem.endswith("_d")}

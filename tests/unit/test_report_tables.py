@@ -13,10 +13,10 @@ from record_factory import CPU, GPU, record
 
 from fsbench.records import Status
 from fsbench.report import Column, Table, Unit, summary
-from fsbench.report.analysis import by_device, geometric_means, newest, power_fit, speedups
+from fsbench.report.analysis import by_device, geometric_means, newest, power_fit, speedups, time_words
 from fsbench.report.load import join
 from fsbench.report.style import styles
-from fsbench.report.tables import significant, to_csv, to_latex, to_markdown, to_terminal
+from fsbench.report.tables import cells, significant, to_csv, to_latex, to_markdown, to_terminal
 
 SOLVERS = [
     "flash_sinkhorn", "flash_sinkhorn_fast", "flash_sinkhorn_pypi_fp32", "flash_sinkhorn_pypi_tf32", "keops",
@@ -35,7 +35,7 @@ def markdown_rows(table):
 
 ROUNDED = {
     0.00123456: "0.00123", 1.2345: "1.23", 9.996: "10.0", 45.67: "45.7", 789.4: "789", 12345.6: "12346",
-    1.234e-5: "1.2e-05", 0.0: "0", -2.5: "-2.50", 999.7: "1000", 1.0: "1.00",
+    1.234e-5: "1.23e-05", 0.0: "0", -2.5: "-2.50", 999.7: "1000", 1.0: "1.00",
 }  # fmt: skip
 
 
@@ -46,8 +46,8 @@ def test_significant_digits(value, text):
 
 @given(st.floats(min_value=1e-12, max_value=1e12))
 def test_significant_digits_lose_at_most_half_a_unit(value):
-    # Two digits in scientific notation: half a unit of the second digit is at most 5 %; three digits: 0.5 %.
-    assert float(significant(value)) == pytest.approx(value, rel=0.05 if value < 1e-3 else 0.00501)
+    # Three digits: half a unit of the third is at most 0.5 %.
+    assert float(significant(value)) == pytest.approx(value, rel=0.00501)
 
 
 def test_units_are_in_headers_and_columns_of_one_scale_share_it():
@@ -106,6 +106,60 @@ def test_failures_stand_in_their_place_and_are_explained(status, word, inferred)
     assert rows[2] == ["1000", "10.0"]
     assert rows[3] == ["2000", word + "†" * inferred]
     assert any(f"{word} " in note and ("†" in note) == inferred for note in table.notes)
+
+
+def test_memory_of_a_cell_that_did_not_converge_is_a_number():
+    mode = {"mode": "to_residual", "tol": 1e-2}
+    rows = [record("keops", status=Status.NOT_CONVERGED, **mode), record("pot", status=Status.OOM, **mode)]
+    rows.append(record("toy", status=Status.NOT_CONVERGED, peak_alloc_bytes=None, **mode))
+    table = summary(frame(rows), value="peak_alloc_bytes", unit=Unit.BYTES)[0]
+    assert markdown_rows(table)[2] == ["1000", "50.0", "OOM", "–"]
+    assert markdown_rows(summary(frame(rows))[0])[2] == ["1000", "n/c", "OOM", "n/c"]
+
+
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+@pytest.mark.parametrize("make", [
+    lambda df: summary(df, value="peak_host_bytes", unit=Unit.BYTES),
+    lambda df: cells(df, {"peak_host_bytes": Column("peak memory", Unit.BYTES)}),
+], ids=["summary", "cells"])  # fmt: skip
+def test_host_memory_that_cannot_be_measured_is_a_dash_with_its_reason(framework, make):
+    cpu = {"device": "cpu", "env_id": "cpu"}
+    rows = [record("keops", **cpu), record("ott_jax_dense", framework=framework, peak_host_bytes=None, **cpu)]
+    (table,) = make(frame(rows))
+    assert "–" in markdown_rows(table)[-1]
+    said = any("Host memory of JAX on a CPU cannot be measured in its process" in note for note in table.notes)
+    assert said == (framework == "jax")
+    assert not any("JAX" in note for note in summary(frame(rows))[0].notes)
+
+
+def test_a_row_for_each_cell_has_what_was_asked_of_it():
+    rows = [
+        record(s, n=n, residual_l1=0.010449) for n in (2000, 1000) for s in ("pot", "keops") if (s, n) != ("pot", 2000)
+    ]
+    values = {"n_passes": Column("passes", Unit.EXACT), "residual_l1": Column("residual", Unit.NUMBER)}
+    (table,) = cells(frame(rows), values, title="Passes", notes=["a note"])
+    assert markdown_rows(table) == [
+        ["n", "solver", "passes", "residual"], ["--:", ":--", "--:", "--:"], ["1000", "KeOps", "20", "0.0104"],
+        ["1000", "POT", "20", "0.0104"], ["2000", "KeOps", "20", "0.0104"],
+    ]  # fmt: skip
+    assert table.key_columns == 2 and "a note" in table.notes and table.title.startswith("Passes, on NVIDIA H200 (gaus")
+
+
+TITLES = [
+    ({"mode": "to_residual", "tol": 1e-2}, "Time to residual 0.01"),
+    ({"max_iterations": 10}, "Time of 10 iterations"),
+    ({}, "Time of a fixed number of iterations"),
+]
+
+
+@pytest.mark.parametrize(("columns", "words"), TITLES)
+def test_titles_follow_the_mode_of_the_records(columns, words):
+    assert time_words(frame([record("keops", **columns)])) == words
+
+
+def test_time_of_both_modes_is_time_to_solution():
+    rows = [record("keops"), record("keops", mode="to_residual", tol=1e-2)]
+    assert time_words(frame(rows)) == "Time to solution"
 
 
 def test_cells_of_a_partial_sweep_are_marked_missing():
