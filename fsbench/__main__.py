@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from rich.text import Text
 
 from fsbench import compose
 from fsbench.compose import ConfigError, nearest
+from fsbench.find_report import report_function, report_name
 from fsbench.progress import RunProgress, describe, failures, make_console, summary
 
 _PUBLISHED = compose.ROOT / "results" / "published"
@@ -50,6 +50,7 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--dry-run", action="store_true", help="print the plan and measure nothing")
     options = parser.parse_intermixed_args(arguments)
     plan = make_plan(options.overrides, options.config_dir)
+    report_by = report_name(plan.experiment, options.config_dir, given=plan.report)
     console = make_console()
     limit = "no limit" if plan.timeout_s is None else f"at most {plan.timeout_s:g} s each"
     for line in (f"{plan.experiment}: {plan.question}", *plan.notices, f"{len(plan.cells)} cells, {limit}"):
@@ -76,7 +77,8 @@ def run(arguments: Sequence[str]) -> int:
     if outcome.exit_code < 128 and any(record for _, record in outcome.rows):
         # A process of its own: plotting libraries stay out of this one, and a broken report cannot undo a run.
         dirs = [f"--config-dir={folder}" for folder in options.config_dir]
-        command = [sys.executable, "-m", "fsbench", "report", plan.experiment, f"--records={plan.folder}", *dirs]
+        what = [plan.experiment, f"--records={plan.folder}", f"--report={report_by}"]
+        command = [sys.executable, "-m", "fsbench", "report", *what, *dirs]
         subprocess.run(command, env=os.environ | {"PYTHONPATH": _import_path()}, check=False)
     return outcome.exit_code
 
@@ -87,11 +89,13 @@ def report(arguments: Sequence[str]) -> int:
     parser.add_argument("experiment", nargs="?", default="quickstart")
     parser.add_argument("--records", type=Path, metavar="PATH", help="a run folder or a Parquet file")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: report/ beside the records)")
+    parser.add_argument("--report", metavar="NAME", help="dotted name of report(df, out_dir) (default: its own)")
     options = parser.parse_intermixed_args(arguments)
-    found = compose.names("experiment", options.config_dir)
-    if options.experiment not in found:
-        raise ConfigError(f"unknown experiment '{options.experiment}'{nearest(options.experiment, found)}")
-    write = _report_function(options.experiment, options.config_dir)
+    known = compose.names("experiment", options.config_dir)
+    unknown = ConfigError(f"unknown experiment '{options.experiment}'{nearest(options.experiment, known)}")
+    if options.experiment not in known and not options.records:
+        raise unknown
+    write = report_function(report_name(options.experiment, options.config_dir, given=options.report))
     path = options.records or _default_records(options.experiment)
     from fsbench.report.load import load
 
@@ -99,6 +103,8 @@ def report(arguments: Sequence[str]) -> int:
         frame = load(path)
     except (FileNotFoundError, ValueError) as error:
         raise ConfigError(str(error)) from error
+    if options.experiment not in known and options.experiment not in set(frame["experiment"]):
+        raise unknown  # records of an experiment whose yaml is not here are enough for a report
     # Records of older code stay in a run folder; a report shows each cell once.
     frame = frame.sort_values("started_at", kind="stable").drop_duplicates("cell_id", keep="last").sort_index()
     out = options.out or (path if path.is_dir() else path.parent) / "report"
@@ -173,21 +179,6 @@ def compare(arguments: Sequence[str]) -> int:
 _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "run": run, "report": report, "list": list_all, "doctor": doctor, "collect": collect, "compare": compare,
 }  # fmt: skip
-
-
-def _report_function(experiment: str, config_dirs: Sequence[Path]) -> Callable:
-    """report(df, out_dir) of the experiment: the dotted name in its yaml, or experiments.<experiment>.report."""
-    dotted = compose.experiment_value(experiment, "report", config_dirs) or f"experiments.{experiment}.report"
-    module, _, name = dotted.rpartition(".")
-    sys.path[:0] = [path for path in (os.getcwd(), str(compose.ROOT)) if path not in sys.path]
-    try:
-        return getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the report is there, and something that it imports is not
-        raise ConfigError(f"experiment '{experiment}' has no report: {module} is not there") from error
-    except AttributeError as error:
-        raise ConfigError(f"experiment '{experiment}' has no report: {module} has no '{name}'") from error
 
 
 def _default_records(experiment: str) -> Path:

@@ -126,6 +126,43 @@ def test_own_solver_is_one_file_and_one_yaml_and_reports_need_no_solver(home):
     assert (again.returncode, again.stdout.strip()) == (0, "report: elsewhere/3")
 
 
+def without_report(home: Path, line: str = "") -> None:
+    """mine.yaml becomes rings.yaml, which names no report, or the one in `line`."""
+    text = (home / "conf/experiment/mine.yaml").read_text()
+    text = text.replace("experiment: mine", "experiment: rings").replace("report: toy.report\n", line)
+    (home / "conf/experiment/rings.yaml").write_text(text)
+
+
+def test_an_experiment_without_a_report_has_the_general_one(home):
+    without_report(home)
+    done = fsbench(home, "run", "experiment=rings", "solver=toy", "timing=quick", "--config-dir=conf")
+    assert done.returncode == 0, done.stderr
+    folder = home / "results" / "raw" / "rings"
+    table = (folder / "report" / "table.md").read_text()
+    assert table.startswith("**Time of 4 iterations, median") and "| 40 | toy |" in table
+    assert (folder / "report" / "time_n.png").is_file()
+    for options in (["--config-dir=conf"], [], ["--report=toy.report"]):
+        (folder / "report" / "table.txt").unlink()
+        again = fsbench(home, "report", "rings", f"--records={folder}", *options)
+        assert again.returncode == 0 and "report/table.txt" in again.stdout, again.stderr
+    unknown = fsbench(home, "report", "ringz", f"--records={folder}")
+    assert (unknown.returncode, unknown.stderr.count("\n")) == (2, 1) and "unknown experiment" in unknown.stderr
+
+
+def test_a_report_on_the_command_line_is_the_one_written(home):
+    mine = ["run", "experiment=mine", "solver=toy", "timing=quick", "--config-dir=conf"]
+    assert fsbench(home, *mine, "report=experiments.memory.report").returncode == 0
+    assert (home / "results" / "raw" / "mine" / "report" / "exponents.md").is_file()
+
+
+def test_a_yaml_whose_report_is_not_there_is_refused_before_measuring(home):
+    without_report(home, "report: toy.reporter\n")
+    done = fsbench(home, "run", "experiment=rings", "--config-dir=conf")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "toy has no 'reporter'; did you mean 'report'?" in done.stderr
+    assert not (home / "results").exists()
+
+
 def test_the_parent_stays_small_and_imports_no_framework(home):
     code = """
         import sys
@@ -171,6 +208,10 @@ def test_list_is_fast_and_has_one_line_each(home):
         (["run", "experiment=table2", "epsilom=0.1"], "did you mean 'eps'?"),
         (["run", "experiment=table2", "--dry-ru"], "unknown option '--dry-ru'; did you mean '--dry-run'?"),
         (["run", "experiment=table2", "--config-dir", "nowhere"], "is not a folder"),
+        (["run", "experiment=table2", "report=nonsense"], "'nonsense' of experiment 'table2' cannot be used: write a"),
+        (["run", "experiment=table2", "report=experiments.nobody.report"], "no module experiments.nobody"),
+        (["run", "experiment=table2", "report=experiments.table2.reprot", "--dry-run"], "did you mean 'report'?"),
+        (["report", "table2", "--report", "nobody.knows.report"], "no module nobody.knows"),
         (["report", "tabel2"], "did you mean 'table2'?"),
         (["report", "table2", "--records", "nowhere"], "no records"),
         (["collect", "nowhere"], "no records in nowhere"),
