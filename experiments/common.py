@@ -8,7 +8,7 @@ import pandas as pd
 
 from fsbench.report import figures
 from fsbench.report.analysis import MEMORY
-from fsbench.report.tables import Entry, unmeasured
+from fsbench.report.tables import Entry, significant, unmeasured
 
 PUBLISHED = "published (A100)"
 FP32, TEN_BIT = "FP32-grade", "10-bit"
@@ -25,7 +25,7 @@ def throughput_note(df: pd.DataFrame) -> str:
     """Says how far from convergence a fixed-iterations comparison is."""
     iterations, residual = df["n_iterations"].dropna().unique(), df["residual_l1"].dropna()
     count = f"{iterations[0]:.0f}" if len(iterations) == 1 else "a fixed number of"
-    left = f": residuals from {residual.min():.3g} to {residual.max():.3g}" if len(residual) else ""
+    left = f": residuals from {significant(residual.min())} to {significant(residual.max())}" if len(residual) else ""
     return f"A throughput test: {count} iterations without a stopping rule, far from convergence{left}."
 
 
