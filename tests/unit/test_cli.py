@@ -286,6 +286,11 @@ def test_summary_fits_a_terminal_with_failures_in_their_place():
     assert len(progress.failures(rows)) == 4
 
 
+def test_a_miss_just_above_the_target_shows():
+    missed = record("keops", status=Status.NOT_CONVERGED, residual_l1=0.01042, mode="to_residual", tol=0.01)
+    assert any("1.04e-02" in line for line in rendered([(fake_cell("keops"), missed)]))
+
+
 def test_numbers_are_short():
     assert [progress.format_seconds(s) for s in (None, 0.0000123, 0.0123, 1.5, 5400.0)] == [
         "-", "12.3 us", "12.3 ms", "1.5 s", "5400 s"
