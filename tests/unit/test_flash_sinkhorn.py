@@ -15,15 +15,6 @@ from solvers.flash_sinkhorn import Precision, solve
 from solvers.flash_sinkhorn.checks import checked_inputs
 from solvers.flash_sinkhorn.tiles import column_splits
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
-@pytest.fixture(params=DEVICES)
-def device(request):
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    return request.param
-
 
 def normal(n, d, seed=0, dtype=torch.float32):
     return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)

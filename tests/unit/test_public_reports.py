@@ -17,15 +17,6 @@ from fsbench.api import FixedIterations, Spec, Unsupported
 from solvers.flash_sinkhorn import solve
 from solvers.flash_sinkhorn.bench import FlashSinkhorn
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
-@pytest.fixture(params=DEVICES)
-def device(request):
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    return request.param
-
 
 def value(x, y, a=None, b=None, *, device="cpu", tol=1e-6, annealing=0.5, **options):
     """(dual value, result) of one solve; weights uniform if None."""
@@ -107,11 +98,9 @@ def test_n20_value_lies_between_the_assignment_and_its_entropy(device, eps):
     cost = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square().numpy()
     assignment = cost[linear_sum_assignment(cost)].mean()
     found, result = value(x, y, eps=eps, device=device, tol=1e-4, annealing=0.9)
-    if result.converged:  # the smallest eps may not be within the iterations; then it must be said
-        slack = 1e-4 * cost.max() + 1e-5 * cost.max()  # residual times cost, float32 exponents
-        assert assignment - slack <= found <= assignment + eps * math.log(60) + slack
-    else:
-        assert eps < 1.0 and result.residual > 1e-4
+    assert result.converged
+    slack = 1e-4 * cost.max() + 1e-5 * cost.max()  # residual times cost, float32 exponents
+    assert assignment - slack <= found <= assignment + eps * math.log(60) + slack
 
 
 def test_n22_matrix_of_divergences_is_symmetric_with_a_zero_diagonal(device):
@@ -132,13 +121,16 @@ def test_n31_translation_and_scale(device):
     assert divergence(x / 2, y / 2, eps=0.0025, device=device) == pytest.approx(100.0, rel=1e-4)
 
 
-def test_n32_swapping_the_clouds_changes_nothing(device):
+@pytest.mark.parametrize(("eps", "converges"), [(0.1, True), (1e-3, False)])
+def test_n32_swapping_the_clouds_changes_nothing_or_both_say_not_converged(device, eps, converges):
     x, y = torch.randn(40, 2, generator=generator()), torch.randn(25, 2, generator=generator(1))
     a, b = torch.rand(40, generator=generator(2)), torch.rand(25, generator=generator(3))
     a, b = a / a.sum(), b / b.sum()
-    forth, one = value(x, y, a, b, eps=1e-3, device=device, tol=1e-4, annealing=0.9)
-    back, other = value(y, x, b, a, eps=1e-3, device=device, tol=1e-4, annealing=0.9)
-    assert not (one.converged and other.converged) or forth == pytest.approx(back, rel=1e-3)
+    forth, one = value(x, y, a, b, eps=eps, device=device, tol=1e-4, annealing=0.9)
+    back, other = value(y, x, b, a, eps=eps, device=device, tol=1e-4, annealing=0.9)
+    assert (one.converged, other.converged) == (converges, converges)
+    # Both values are below the same optimum by at most residual times the largest cost.
+    assert forth == pytest.approx(back, abs=2 * max(one.residual, other.residual) * 30)
 
 
 def test_n40_equal_masses_other_than_one_are_solved_and_unequal_ones_refused():
