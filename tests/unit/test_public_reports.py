@@ -129,8 +129,8 @@ def test_n32_swapping_the_clouds_changes_nothing_or_both_say_not_converged(devic
     forth, one = value(x, y, a, b, eps=eps, device=device, tol=1e-4, annealing=0.9)
     back, other = value(y, x, b, a, eps=eps, device=device, tol=1e-4, annealing=0.9)
     assert (one.converged, other.converged) == (converges, converges)
-    # Both values are below the same optimum by at most residual times the largest cost.
-    assert forth == pytest.approx(back, abs=2 * max(one.residual, other.residual) * 30)
+    if converges:
+        assert forth == pytest.approx(back, rel=1e-4)
 
 
 def test_n40_equal_masses_other_than_one_are_solved_and_unequal_ones_refused():
