@@ -16,13 +16,12 @@ C = TypeVar("C", bound=Cloud)
 
 
 @dataclass(frozen=True)
-class CostChange:
-    """dC_ij = factor (x_i - y_j).(v_i - w_j): how C changes when rows move along v [n, d] and columns along w [m, d].
+class Motion:
+    """Rows move along v [n, d] and columns along w [m, d], None: not at all; rows and columns are those of a sweep.
 
-    None is no motion of that side; points and directions are those of the rows and columns of the sweep.
+    C then changes by dC_ij = 2 cost_scale (x_i - y_j).(v_i - w_j).
     """
 
-    factor: float
     v: torch.Tensor | None
     w: torch.Tensor | None
 
@@ -35,8 +34,11 @@ class Averages(ABC, Generic[C]):
     L_i = log2((P 1)_i / a_i) behind; later ones subtract them from the exponents instead.
     """
 
-    def __init__(self, inputs: Inputs, sweeps: Sweeps[C]):
+    eps: float
+
+    def __init__(self, inputs: Inputs, sweeps: Sweeps[C], *, cost_scale: float):
         self.inputs = inputs
+        self.cost_scale = cost_scale
         self.sweeps = sweeps
         self.centre = _centre(inputs)
         self._log2_sums: dict[bool, torch.Tensor] = {}
@@ -46,6 +48,7 @@ class Averages(ABC, Generic[C]):
         for cloud, potential in ((self.sweeps.x, f), (self.sweeps.y, g)):
             cloud.potential[: cloud.n] = potential.double() * (LOG2_E / eps)
         self.sweeps.set_epsilon(eps, 1.0)
+        self.eps = eps
         self._log2_sums.clear()
 
     def log2_sums(self, *, transpose: bool = False) -> torch.Tensor:
@@ -66,15 +69,25 @@ class Averages(ABC, Generic[C]):
         self._log2_sums.setdefault(transpose, sums)
         return means
 
-    def moments(
-        self, alpha: torch.Tensor, beta: torch.Tensor, change: CostChange, *, transpose: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Means of q_ij = alpha_i + beta_j - dC_ij and of q_ij y_j: [n] and [n, d], y about `centre`.
+    def cost_change_means(self, motion: Motion, *, transpose: bool = False) -> torch.Tensor:
+        """Means [n] of dC_ij."""
+        rows, cols = self._sides(transpose)
+        sums = self.log2_sums(transpose=transpose)
+        zeros = (torch.zeros_like(cloud.potential[: cloud.n]) for cloud in (rows, cols))
+        means, _ = self._moments(rows, cols, *zeros, motion, sums, with_points=False)
+        return -means
 
-        alpha [n], beta [m] and `change` belong to the rows and columns of the side asked for.
+    def moments(
+        self, alpha: torch.Tensor, beta: torch.Tensor, motion: Motion, *, transpose: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Means of q_ij = alpha_i + beta_j - dC_ij [n] and of q_ij y_j + eps w_j [n, d], y about `centre`.
+
+        With alpha, beta the changes of the potentials (and eps times those of the log-weights) that is eps times the
+        change of (P 1)_i and (P y)_i, over (P 1)_i. alpha [n], beta [m] are those of the rows and columns of the sweep.
         """
         rows, cols = self._sides(transpose)
-        return self._moments(rows, cols, alpha, beta, change, self.log2_sums(transpose=transpose))
+        sums = self.log2_sums(transpose=transpose)
+        return self._moments(rows, cols, alpha, beta, motion, sums, with_points=True)
 
     def _sides(self, transpose: bool) -> tuple[C, C]:
         return (self.sweeps.y, self.sweeps.x) if transpose else (self.sweeps.x, self.sweeps.y)
@@ -97,8 +110,10 @@ class Averages(ABC, Generic[C]):
         cols: C,
         alpha: torch.Tensor,
         beta: torch.Tensor,
-        change: CostChange,
+        motion: Motion,
         log2_sums: torch.Tensor,
+        *,
+        with_points: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from .averages import Averages, CostChange
+from .averages import Averages, Motion
 from .blocked_sweeps import (
     BLOCK_COLS,
     BLOCK_ROWS,
@@ -26,7 +26,7 @@ class BlockedAverages(Averages[BlockedCloud]):
     sweeps: BlockedSweeps
 
     def __init__(self, inputs: Inputs, *, cost_scale: float):
-        super().__init__(inputs, BlockedSweeps(inputs, cost_scale=cost_scale))
+        super().__init__(inputs, BlockedSweeps(inputs, cost_scale=cost_scale), cost_scale=cost_scale)
 
     def _sweep_sums(self, rows: BlockedCloud, cols: BlockedCloud) -> torch.Tensor:
         return self.sweeps.sweep(rows, cols, cold=True)[0].double()
@@ -69,14 +69,17 @@ class BlockedAverages(Averages[BlockedCloud]):
         cols: BlockedCloud,
         alpha: torch.Tensor,
         beta: torch.Tensor,
-        change: CostChange,
+        motion: Motion,
         log2_sums: torch.Tensor,
+        *,
+        with_points: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         dtype = rows.row_bias.dtype
         x, y = self._centred(rows), self._centred(cols)
         means, moments = torch.empty(rows.n, dtype=dtype), torch.empty_like(x)
         settled = _settled(rows, log2_sums)
-        left, right = _change_factors(x, y, alpha, beta, change)
+        left, right = _change_factors(x, y, alpha, beta, motion, 2.0 * self.cost_scale)
+        moved = None if motion.w is None else (self.eps * motion.w).to(dtype)
         for block in _blocks(rows.n, BLOCK_ROWS):
             size = block.stop - block.start
             total, first = torch.zeros(size, dtype=dtype), torch.zeros(size, dtype=dtype)
@@ -84,9 +87,12 @@ class BlockedAverages(Averages[BlockedCloud]):
             for opposite, p in self._exponents(settled, cols, block):
                 p.exp2_()
                 total += p.sum(1)
+                if with_points and moved is not None:
+                    second.addmm_(p, moved[opposite])
                 p.mul_(left[block] @ right[opposite].T)
                 first += p.sum(1)
-                second.addmm_(p, y[opposite])
+                if with_points:
+                    second.addmm_(p, y[opposite])
             means[block] = first / total
             moments[block] = second / total[:, None]
         return means, moments
@@ -119,19 +125,19 @@ def _settled(rows: BlockedCloud, log2_sums: torch.Tensor) -> BlockedCloud:
 
 
 def _change_factors(
-    x: torch.Tensor, y: torch.Tensor, alpha: torch.Tensor, beta: torch.Tensor, change: CostChange
+    x: torch.Tensor, y: torch.Tensor, alpha: torch.Tensor, beta: torch.Tensor, motion: Motion, factor: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Left [n, .] and right [m, .] with left right^T = alpha_i + beta_j - dC_ij."""
+    """Left [n, .] and right [m, .] with left right^T = alpha_i + beta_j - factor (x_i - y_j).(v_i - w_j)."""
     alpha, beta = alpha.double()[:, None], beta.double()[:, None]
     left, right = [], []
-    if change.v is not None:
-        alpha = alpha - change.factor * (x.double() * change.v).sum(1, keepdim=True)
-        left.append(change.factor * change.v)
+    if motion.v is not None:
+        alpha = alpha - factor * (x.double() * motion.v).sum(1, keepdim=True)
+        left.append(factor * motion.v)
         right.append(y)
-    if change.w is not None:
-        beta = beta - change.factor * (y.double() * change.w).sum(1, keepdim=True)
+    if motion.w is not None:
+        beta = beta - factor * (y.double() * motion.w).sum(1, keepdim=True)
         left.append(x)
-        right.append(change.factor * change.w)
+        right.append(factor * motion.w)
     left += [alpha, torch.ones_like(alpha)]
     right += [torch.ones_like(beta), beta]
     dtype = x.dtype

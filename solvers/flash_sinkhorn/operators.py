@@ -165,12 +165,11 @@ def gradient(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradient of OT_eps in the points: 2 cost_scale a_i (x_i - (P y)_i / (P 1)_i) [n, d], and likewise in y [m, d].
 
-    Each side is normalised by its own sums. At converged potentials this is the gradient of the value. Otherwise each
-    side is the exact gradient, envelope theorem applied, of the semi-dual value in which that side's potential is
-    replaced by its half-step from the other one; so after a fixed number of alternating iterations, whose last half-step
-    was in g, the y side is what the potentials say and the x side is one half-step ahead. balanced=False: rows weigh
-    their own sums (P 1)_i instead of a_i, as the value with relaxed marginals asks for. Points without weight get
-    exactly zero. In the dtypes of x and y. Arguments and errors as of `Plan`.
+    Each side is normalised by its own sums: at converged potentials that is the gradient of the value. Otherwise each
+    side is the exact gradient of the semi-dual value that holds the opposite potential and takes its own from a
+    half-step, so that after a fixed number of iterations too it belongs to a value. balanced=False: rows weigh their
+    own sums (P 1)_i instead of a_i, as the value with relaxed marginals asks for. Points without weight get exactly
+    zero. In the dtypes of x and y. Arguments and errors as of `Plan`.
 
     Source: arXiv 2602.03067, Cor. 4.
     """

@@ -1,0 +1,206 @@
+"""Hessian-vector products of the OT value at converged potentials, by one streamed linear solve. README derives it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .averages import Motion
+from .checks import positive, whole
+from .operators import Plan
+from .schur import SchurSolution, SchurSystem
+from .tiles import Precision
+
+
+@dataclass(frozen=True)
+class HessianProduct:
+    """The Hessian of OT_eps times a direction: how the gradients in the points and the potentials change along it.
+
+    h_x [n, d], h_y [m, d]: changes of 2 cost_scale sum_j P_ij (x_i - y_j) and of its mirror image in y, in the points'
+    dtypes. h_a [n], h_b [m]: changes of the potentials f and g, float64, which are the gradients in the weights; with
+    balanced marginals up to a constant added to the one and subtracted from the other. A batch of k directions puts k
+    in front of every shape.
+
+    residual: largest relative residual |rhs - S z| / |rhs| of the Schur systems, as measured at the end; converged:
+    residual <= tol. marginal_residual: how far the potentials given were from converged, L1 over the mass. Both bound
+    what the product is worth. n_iterations of conjugate gradients; n_passes over all pairs, all directions together.
+    """
+
+    h_x: torch.Tensor
+    h_y: torch.Tensor
+    h_a: torch.Tensor
+    h_b: torch.Tensor
+    residual: float
+    converged: bool
+    marginal_residual: float
+    n_iterations: int
+    n_passes: int
+
+
+def hvp(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    a: torch.Tensor | None,
+    b: torch.Tensor | None,
+    f: torch.Tensor,
+    g: torch.Tensor,
+    v_x: torch.Tensor | None = None,
+    v_y: torch.Tensor | None = None,
+    v_a: torch.Tensor | None = None,
+    v_b: torch.Tensor | None = None,
+    *,
+    eps: float,
+    cost_scale: float = 1.0,
+    rho_x: float | None = None,
+    rho_y: float | None = None,
+    tol: float = 1e-6,
+    max_iterations: int = 1000,
+    precision: Precision | str = Precision.EXACT,
+) -> HessianProduct:
+    """The Hessian of OT_eps in (x, y, a, b) times (v_x, v_y, v_a, v_b), never storing an n x m array.
+
+    v_x [n, d], v_y [m, d]: motions of the points. v_a [n], v_b [m]: changes of the weights, ignored where a weight is
+    zero, and of equal sums if the marginals are balanced. None is zero. A leading k on every direction given makes a
+    batch, whose k systems share each sweep. f [n], g [m]: converged potentials; away from convergence the product is
+    that of no function, and `marginal_residual` says how far. rho_x, rho_y: strength of a relaxed marginal,
+    rho KL(P 1 | a); None is balanced. tol: on the relative residual of the linear systems; max_iterations of
+    conjugate gradients. Other arguments as of `Plan`.
+
+    Raises ValueError as `Plan` does, and for directions of the wrong shape, device or type, or none at all.
+
+    Source: arXiv 2602.03067, Th. 5.
+    """
+    tol, max_iterations = positive("tol", tol), whole("max_iterations", max_iterations)
+    plan = Plan(x, y, a, b, f, g, eps=eps, cost_scale=cost_scale, precision=precision)
+    hessian = Hessian(plan, f, g, rho_x=rho_x, rho_y=rho_y)
+    single = all(v is None or v.ndim == rank for v, rank in ((v_x, 2), (v_y, 2), (v_a, 1), (v_b, 1)))
+    directions = [v if v is None or not single else v[None] for v in (v_x, v_y, v_a, v_b)]
+    tangent = hessian.tangent(*directions, tol=tol, max_iterations=max_iterations)
+    changes = [hessian.change(tangent), hessian.change(tangent, transpose=True), tangent.df, tangent.dg]
+    h_x, h_y, h_a, h_b = (change[0] if single else change for change in changes)
+    return HessianProduct(
+        h_x=h_x.to(x.dtype),
+        h_y=h_y.to(y.dtype),
+        h_a=h_a,
+        h_b=h_b,
+        residual=tangent.solution.residual,
+        converged=tangent.solution.residual <= tol,
+        marginal_residual=hessian.marginal_residual,
+        n_iterations=tangent.solution.n_iterations,
+        n_passes=hessian.n_passes,
+    )
+
+
+@dataclass(frozen=True)
+class Tangent:
+    """Directions [k, n, d] or [k, n], and how the plan follows: df [k, n], dg [k, m] float64 change the potentials."""
+
+    v_x: torch.Tensor | None
+    v_y: torch.Tensor | None
+    df: torch.Tensor
+    dg: torch.Tensor
+    solution: SchurSolution
+
+
+class Hessian:
+    """The Hessian at one pair of potentials; what its products share is computed once. n_passes counts all sweeps.
+
+    rho_x, rho_y: as of `hvp`. marginal_residual: of the potentials given, L1 over the mass.
+    """
+
+    def __init__(
+        self, plan: Plan, f: torch.Tensor, g: torch.Tensor, *, rho_x: float | None = None, rho_y: float | None = None
+    ):
+        rho_x = rho_x if rho_x is None else positive("rho_x", rho_x)
+        rho_y = rho_y if rho_y is None else positive("rho_y", rho_y)
+        self.plan = plan
+        self.displacement_x, self.displacement_y = plan.displacement(), plan.displacement(transpose=True)
+        self.n_passes = 2
+        self.r, self.c = plan.row_sums(), plan.col_sums()
+        self.kappa_x = 1.0 if rho_x is None else 1.0 + plan.eps / rho_x
+        self.kappa_y = 1.0 if rho_y is None else 1.0 + plan.eps / rho_y
+        self.system = SchurSystem(plan.averages, self.c, kappa_x=self.kappa_x, kappa_y=self.kappa_y)
+        a, b = plan.inputs.a, plan.inputs.b
+        want_r = a if rho_x is None else a * torch.exp(-f.double() / rho_x)
+        want_c = b if rho_y is None else b * torch.exp(-g.double() / rho_y)
+        deviations = (self.r - want_r).abs().sum() / a.sum(), (self.c - want_c).abs().sum() / b.sum()
+        self.marginal_residual = torch.stack(deviations).amax().item()
+
+    def tangent(
+        self,
+        v_x: torch.Tensor | None,
+        v_y: torch.Tensor | None = None,
+        v_a: torch.Tensor | None = None,
+        v_b: torch.Tensor | None = None,
+        *,
+        tol: float,
+        max_iterations: int,
+    ) -> Tangent:
+        """Solve for the change of the potentials along v_x [k, n, d], v_y [k, m, d], v_a [k, n], v_b [k, m]."""
+        k = self._checked_batch(v_x, v_y, v_a, v_b)
+        a, b, eps = self.plan.inputs.a, self.plan.inputs.b, self.plan.eps
+        zeros_a, zeros_b = a.new_zeros(k, a.shape[0]), b.new_zeros(k, b.shape[0])
+        log_a = zeros_a if v_a is None else torch.where(a > 0, eps * v_a / a, 0.0)
+        log_b = zeros_b if v_b is None else torch.where(b > 0, eps * v_b / b, 0.0)
+        p = self._cost_changes(v_x, v_y, self.displacement_x, transpose=False)
+        q = self._cost_changes(v_y, v_x, self.displacement_y, transpose=True)
+        p, q = zeros_a + p + self.kappa_x * log_a, zeros_b + q + self.kappa_y * log_b
+        solution = self.system.solve(p.T, q.T, tol=tol, max_iterations=max_iterations)
+        self.n_passes += solution.n_passes
+        return Tangent(v_x, v_y, solution.phi.T - log_a, solution.gamma.T - log_b, solution)
+
+    def change(self, tangent: Tangent, *, transpose: bool = False) -> torch.Tensor:
+        """Change [k, n, d] of the gradient in x (transpose: [k, m, d] in y) along the tangent's directions, float64."""
+        plan, solution = self.plan, tangent.solution
+        points, sums = (plan.inputs.y, self.c) if transpose else (plan.inputs.x, self.r)
+        points = points - plan.averages.centre
+        sides = (solution.phi.T, tangent.v_x), (solution.gamma.T, tangent.v_y)
+        (alphas, own), (betas, opposite) = sides[::-1] if transpose else sides
+        factor = 2.0 * plan.cost_scale
+        changes = []
+        for k, (alpha, beta) in enumerate(zip(alphas, betas, strict=True)):
+            motion = Motion(None if own is None else own[k], None if opposite is None else opposite[k])
+            mass, moment = plan.averages.moments(alpha, beta, motion, transpose=transpose)
+            change = (points * mass.double()[:, None] - moment) / plan.eps
+            changes.append(factor * sums[:, None] * (change if motion.v is None else change + motion.v))
+        self.n_passes += len(changes)
+        return torch.stack(changes)
+
+    def _cost_changes(
+        self,
+        own: torch.Tensor | None,
+        opposite: torch.Tensor | None,
+        displacement: torch.Tensor,
+        *,
+        transpose: bool,
+    ) -> torch.Tensor | float:
+        """Means [k, n] of dC over each row; the rows' own motion needs no sweep of its own."""
+        means: torch.Tensor | float = 0.0
+        if own is not None:
+            means = means + 2.0 * self.plan.cost_scale * (own.double() * displacement).sum(2)
+        if opposite is not None:
+            averages = self.plan.averages
+            each = [averages.cost_change_means(Motion(None, w), transpose=transpose).double() for w in opposite]
+            means = means + torch.stack(each)
+            self.n_passes += len(each)
+        return means
+
+    def _checked_batch(self, *directions: torch.Tensor | None) -> int:
+        """The number of directions. ValueError if any does not fit the problem or the others."""
+        x, y = self.plan.inputs.x, self.plan.inputs.y
+        shapes = {"v_x": x.shape, "v_y": y.shape, "v_a": x.shape[:1], "v_b": y.shape[:1]}
+        counts = set()
+        for (name, shape), v in zip(shapes.items(), directions, strict=True):
+            if v is None:
+                continue
+            if not isinstance(v, torch.Tensor) or not v.is_floating_point():
+                raise ValueError(f"{name} must be a floating-point torch tensor, got {type(v).__name__}")
+            if v.shape[1:] != shape or v.shape[0] == 0:
+                raise ValueError(f"{name} must have shape {list(shape)} or [k, ...] of it, got {list(v.shape)}")
+            if v.device != x.device:
+                raise ValueError(f"{name} must be on {x.device} like the points, got {v.device}")
+            counts.add(v.shape[0])
+        if len(counts) != 1:
+            raise ValueError("give at least one of v_x, v_y, v_a, v_b, all with the same number of directions")
+        return counts.pop()
