@@ -73,8 +73,8 @@ class Averages(ABC, Generic[C]):
         """Means [n] of dC_ij."""
         rows, cols = self._sides(transpose)
         sums = self.log2_sums(transpose=transpose)
-        zeros = (torch.zeros_like(cloud.potential[: cloud.n]) for cloud in (rows, cols))
-        means, _ = self._moments(rows, cols, *zeros, motion, sums, with_points=False)
+        alpha, beta = torch.zeros_like(rows.potential[: rows.n]), torch.zeros_like(cols.potential[: cols.n])
+        means, _ = self._moments(rows, cols, alpha, beta, motion, sums, with_points=False)
         return -means
 
     def moments(

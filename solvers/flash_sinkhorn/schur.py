@@ -65,17 +65,16 @@ class SchurSystem:
         self, rhs: torch.Tensor, scale: torch.Tensor, tol: float, max_iterations: int
     ) -> tuple[torch.Tensor, int]:
         """K step = rhs until the recursion's residual is below tol * scale; the number of iterations."""
-        step, left, direction = torch.zeros_like(rhs), rhs, rhs
+        step, left, direction, count = torch.zeros_like(rhs), rhs, rhs, 0
         square = self._inner(left, left)
-        for count in range(1, max_iterations + 1):
+        while count < max_iterations and self._relative(left, scale) > tol:
             image = self._product(direction, self._means(direction))
             length = _ratio(square, self._inner(direction, image))
             step = step + length * direction
             left = self._project(left - length * image)
-            if self._relative(left, scale) <= tol:
-                break
             previous, square = square, self._inner(left, left)
             direction = left + _ratio(square, previous) * direction
+            count += 1
         return step, count
 
     def _product(self, gamma: torch.Tensor, forward: torch.Tensor) -> torch.Tensor:
