@@ -9,10 +9,10 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help env quickstart test lint test-gpu doctor regress clean \
-        reproduce-table2 reproduce-table3 reproduce-memory readme
+        reproduce-table2 reproduce-table3 reproduce-memory reproduce-time-to-residual readme
 
 help: ## this list
-	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | while IFS='|' read -r name text; do printf '  make %-18s %s\n' "$$name" "$$text"; done
+	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | while IFS='|' read -r name text; do printf '  make %-26s %s\n' "$$name" "$$text"; done
 
 env: $(READY) ## make the environment in .venv (2-3 minutes; the other targets do it when needed)
 
@@ -49,6 +49,9 @@ reproduce-table3: $(READY) ## forward time against n and d, every solver
 
 reproduce-memory: $(READY) ## peak memory against n and d
 	$(FSBENCH) run experiment=memory
+
+reproduce-time-to-residual: $(READY) ## time to residuals of 1e-2, 1e-3 and 1e-5 over dimension and eps, every dense solver
+	$(FSBENCH) run experiment=time_to_residual
 
 regress: $(READY) ## this GPU's speed against results/baseline, fails on a significant slowdown
 	$(FSBENCH) run experiment=regress

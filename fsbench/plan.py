@@ -155,13 +155,16 @@ def _budgets(raw: Any) -> list[Budget]:
         compose.check_keys(entry, compose.BUDGET_WORDS, "budget")
         # A command line that changes the kind leaves the other kind's keys behind.
         used = {key: entry[key] for key in compose.BUDGET_KEYS[kind] if key in entry}
-        try:
-            for key, value in used.items():
-                number = _integer if key in ("iterations", "max_iterations") else _positive
-                used[key] = number(f"budget.{key}", value)
-            budgets.append(budget_from_dict({"kind": kind, **used}))
-        except TypeError as error:
-            raise ConfigError(f"budget of kind {kind} needs {compose.BUDGET_KEYS[kind][0]}") from error
+        target = compose.BUDGET_KEYS[kind][0]
+        if used.get(target) in (None, []):
+            raise ConfigError(f"budget of kind {kind} needs {target}")
+        # The target, iterations or tol, may be a list: one budget each.
+        for one in used[target] if isinstance(used[target], list) else [used[target]]:
+            numbers = {
+                key: (_integer if key in ("iterations", "max_iterations") else _positive)(f"budget.{key}", value)
+                for key, value in (used | {target: one}).items()
+            }
+            budgets.append(budget_from_dict({"kind": kind, **numbers}))
     return budgets
 
 

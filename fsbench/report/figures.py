@@ -39,22 +39,25 @@ MEMORY_NAMES = {"peak_alloc_bytes": "allocator", "peak_device_bytes": "NVML", "p
 _Y = {TIME: ("time to solution, median", "s")} | {
     column: (f"peak memory, {name}", "B") for column, name in MEMORY_NAMES.items()
 }
-_X = {"n": "points a side n", "d": "dimension d"}
+_X = {"n": "points a side n", "d": "dimension d", "tol": "residual target, L1 of marginals"}
 
 
 @matplotlib.rc_context(_RC)
 def scaling(df: pd.DataFrame, *, x: str, y: str, title: str, fit: bool = False) -> Figure:
-    """`y` against `x` ("n" or "d") on log axes, one panel for each value of what else varies.
+    """`y` against `x` ("n", "d" or "tol") on log axes, one panel for each value of what else varies.
 
     Time has quartile bars. With `fit` each legend entry carries the exponent fitted over ok cells and their count.
     Cells that failed are marked over their sizes in a strip above the panel.
     """
-    other = "d" if x == "n" else "n"
+    other = "n" if x == "d" else "d"
     # Different budgets or precisions are never one line; seeds are, as their median.
-    more = [key for key in ("dtype", "mode", "tol", "max_iterations") if df[key].nunique(dropna=False) > 1]
+    keys = ("n", "dtype", "mode", "tol", "max_iterations") if x == "tol" else ("dtype", "mode", "tol", "max_iterations")
+    more = [key for key in keys if key != x and df[key].nunique(dropna=False) > 1]
     grouped = df.groupby(["problem", "eps", other, *more], dropna=False)
     panels = [part for _, part in grouped if part[x].notna().any() and part["problem"].notna().any()]
-    panels.sort(key=lambda part: (part["problem"].iloc[0], -part["eps"].iloc[0], part[other].iloc[0]))
+    # Against tol a row of panels is a dimension; else eps comes first.
+    order = (other, "eps") if x == "tol" else ("eps", other)
+    panels.sort(key=lambda part: (part["problem"].iloc[0], *(_falling_eps(part, key) for key in order)))
     if not panels:
         return _empty(title)
     columns = 2 if fit and len(panels) > 1 else _columns(len(panels))
@@ -211,6 +214,10 @@ def save(figure: Figure, out_dir: Path, stem: str) -> list[Path]:
     figure.savefig(png, dpi=150, metadata={"Software": None})
     figure.savefig(svg, metadata={"Date": None})
     return [png, svg]
+
+
+def _falling_eps(part: pd.DataFrame, key: str) -> float:
+    return -part["eps"].iloc[0] if key == "eps" else part[key].iloc[0]
 
 
 def _columns(panels: int) -> int:

@@ -161,7 +161,7 @@ def _cells(df: pd.DataFrame, values: Mapping[str, Column], title: str, notes: It
 def _comparisons(df: pd.DataFrame) -> tuple[pd.DataFrame, list[str], str]:
     """One row for each comparison in order, the keys that tell them apart, and the end of a title with the others."""
     facts = df.drop_duplicates("group_id")
-    facts = facts.sort_values(list(_KEYS), ascending=[key != "eps" for key in _KEYS])
+    facts = facts.sort_values(list(_KEYS), ascending=[key not in ("eps", "tol") for key in _KEYS])
     shown = [key for key in _KEYS if key == "n" or (key != "m" and facts[key].nunique(dropna=False) > 1)]
     if (facts["m"] != facts["n"]).any():
         shown.insert(shown.index("n") + 1, "m")

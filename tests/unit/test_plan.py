@@ -105,6 +105,14 @@ def test_a_command_line_may_change_the_kind_of_budget(plan):
     assert [cell.budget for cell in both] == [FixedIterations(5)] * 2 + [ToResidual(0.01)] * 2
 
 
+def test_the_target_of_a_budget_may_be_a_list(plan):
+    residuals = plan("budget={kind:to_residual,tol:[1e-2,1e-3],max_seconds:9}", "solver=toy", "n=10", "d=3").cells
+    assert [cell.budget for cell in residuals] == [ToResidual(1e-2, max_seconds=9.0), ToResidual(1e-3, max_seconds=9.0)]
+    assert len({cell.group_id for cell in residuals}) == 2
+    counts = plan("budget.iterations=[5,10]", "solver=toy", "n=10", "d=3").cells
+    assert [cell.budget for cell in counts] == [FixedIterations(5), FixedIterations(10)]
+
+
 def test_settings_of_one_solver_from_the_command_line(plan):
     for override in ("solver_params.toy.width=64", "+solver_params.toy.width=64"):
         cells = plan(override, "n=10", "d=3").cells
@@ -193,6 +201,8 @@ def test_a_limit_on_the_command_line_wins_over_the_file_and_says_so(conf, plan):
         ("hydra.run.dir=x", "--config-dir"),
         ("budget.kind=forever", "budget.kind must be one of"),
         ("budget.kind=to_residual", "needs tol"),
+        ("budget.iterations=[]", "needs iterations"),
+        ("budget.iterations=[5,0]", "budget.iterations must be a whole number"),
         ("budget.iterations=0", "budget.iterations must be a whole number"),
         ("budget=5", "budget must be like"),
         ("timing.min_samples=99", "min_samples=99"),

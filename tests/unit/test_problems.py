@@ -138,3 +138,15 @@ def test_disjoint_masses_plan_is_exact_to_rounding() -> None:
     positive = plan > 0
     kl = (plan[positive] * np.log(plan[positive] / np.outer(clouds.a, clouds.b)[positive])).sum()
     assert clouds.optimal_value == pytest.approx(0.5 * 100 + 0.5 * kl, rel=1e-12)
+
+
+def test_unit_distance_makes_eps_a_fraction_of_the_mean_squared_distance() -> None:
+    for d in (2, 64):
+        unit, plain = make("gaussian_unit", size=(2001, 2003, d)), make("gaussian", size=(2001, 2003, d))
+        assert np.allclose(unit.x * np.sqrt(2 * d), plain.x) and np.array_equal(unit.a, plain.a)
+        squared = (
+            np.square(unit.x).sum(1) @ unit.a
+            + np.square(unit.y).sum(1) @ unit.b
+            - 2 * (unit.a @ unit.x) @ (unit.b @ unit.y)
+        )
+        assert squared == pytest.approx(1, abs=0.1)

@@ -8,12 +8,12 @@ import pytest
 import yaml
 from record_factory import CPU, GPU, record
 
-from experiments import common, general, memory, quickstart, table2, table3
+from experiments import common, general, memory, quickstart, table2, table3, time_to_residual
 from fsbench.records import Status
 from fsbench.report.load import join
 
 CONF = Path(__file__).parents[2] / "conf" / "experiment"
-REPORTS = [general.report, quickstart.report, table2.report, table3.report, memory.report]
+REPORTS = [general.report, quickstart.report, table2.report, table3.report, memory.report, time_to_residual.report]
 ONLY_OK = {"mode": "to_residual", "tol": 1e-2}
 COUNTERS = {
     "hbm_read_bytes": 60e6, "hbm_write_bytes": 20e6, "sm_throughput_pct": 74.0, "memory_stall_pct": 3.0,
@@ -228,3 +228,30 @@ def test_the_general_report_draws_d_where_it_varies(tmp_path):
     assert stems == {"table", "memory", "reached", *both}
     one = {path.stem for path in general.report(frame(rows[:1]), tmp_path / "one")}
     assert one == {stem for stem in stems if not stem.endswith("_d")}
+
+
+def residual_records():
+    """Ours twice and four times as fast at two targets; KeOps misses the harder one, ours the hardest."""
+    for tol, ours, keops in ((1e-2, 0.01, 0.02), (1e-3, 0.01, 0.04), (1e-5, None, 0.1)):
+        for solver, time_s in (("flash_sinkhorn", ours), ("keops", keops), ("pot", None)):
+            status = Status.OK if time_s else Status.NOT_CONVERGED
+            columns = {"mode": "to_residual", "tol": tol, "group_id": str(tol), "cell_id": f"{solver}-{tol}"}
+            yield record(solver, time_s=time_s or 1.0, status=status, **columns)
+
+
+def test_time_to_residual_compares_what_both_reached(tmp_path):
+    time_to_residual.report(frame(list(residual_records())), tmp_path)
+    reached, ratios = (tmp_path / "speedups.md").read_text().split("**Speed-ups of FlashSinkhorn on")
+    assert "| FlashSinkhorn | 1 of 1 | 1 of 1 | 0 of 1 | 1 n/c |" in reached
+    assert "| POT | 0 of 1 | 0 of 1 | 0 of 1 | 3 n/c |" in reached
+    assert "| KeOps | all | 2 | 2.83 | 3.00 | 2.00 | 0 | 1 |" in ratios  # sqrt(2 * 4)
+    assert "| KeOps | 0.001 | 1 | 4.00 | 4.00 | 4.00 | 0 | 0 |" in ratios
+    assert "| KeOps | 1e-05 | 0 | – | – | – | 0 | 1 |" in ratios
+    assert "| POT | all | 0 | – | – | – | 2 | 0 |" in ratios
+    times = rows_of(tmp_path / "table.md")
+    assert ["1e-05", "1000", "n/c", "100", "n/c"] in times
+
+
+def test_time_to_residual_draws_time_against_the_target(tmp_path):
+    stems = {path.stem for path in time_to_residual.report(frame(list(residual_records())), tmp_path)}
+    assert stems == {"table", "speedups", "cells", "reached", "time_tol_n1k"}

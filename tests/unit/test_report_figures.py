@@ -151,6 +151,20 @@ def test_panels_are_what_else_varies():
     assert [title for title in titles if title] == [f"n = {count_text(n)}, eps = 0.1" for n in SIZES]
 
 
+def test_against_the_target_a_row_of_panels_is_a_dimension():
+    rows = [
+        record("keops", d=d, eps=eps, mode="to_residual", tol=tol, group_id=f"{d}{eps}{tol}", cell_id=f"{d}{eps}{tol}")
+        for d in (64, 2)
+        for eps in (0.01, 0.1)
+        for tol in (1e-2, 1e-5)
+    ]
+    axes = figures.scaling(frame(rows), x="tol", y=TIME, title="t").axes
+    titles = [ax.get_title(loc="left") for ax in axes]
+    assert titles == ["d = 2, eps = 0.1", "d = 2, eps = 0.01", "d = 64, eps = 0.1", "d = 64, eps = 0.01"]
+    assert all(sorted(ax.lines[0].get_xdata()) == [1e-5, 1e-2] for ax in axes)
+    assert "residual target" in axes[0].get_xlabel()
+
+
 def test_different_budgets_are_never_one_line():
     rows = [
         record("keops", n=n, max_iterations=k, group_id=f"{n}-{k}", cell_id=f"{n}-{k}") for n in SIZES for k in (5, 9)
