@@ -49,7 +49,7 @@ class BlockedSweeps(Sweeps[BlockedCloud]):
         return BlockedCloud(
             n=n,
             potential=torch.zeros_like(weight),
-            log2_sum=torch.zeros_like(weight),
+            used=torch.zeros_like(weight),
             residuals=torch.zeros(1, dtype=torch.float64),
             points=centred.T.contiguous() if self.direct else centred,
             half_square=square,
@@ -71,7 +71,7 @@ class BlockedSweeps(Sweeps[BlockedCloud]):
         cloud.row_bias.copy_(bias)
         cloud.col_bias.copy_(bias + cloud.log2_weight)
 
-    def sweep(self, rows: BlockedCloud, cols: BlockedCloud, *, relaxation: float, cold: bool) -> torch.Tensor:
+    def sweep(self, rows: BlockedCloud, cols: BlockedCloud, *, cold: bool) -> torch.Tensor:
         log2_sums = self._log2_sums(rows, cols, with_maximum=cold)
         if not bool((log2_sums.abs() < LARGEST_LOG2_SUM).all()):  # false for nan too
             log2_sums = self._log2_sums(rows, cols, with_maximum=True)
@@ -94,12 +94,12 @@ class BlockedSweeps(Sweeps[BlockedCloud]):
                 partial[index, block] = _log2_sum_exp2(exponents, with_maximum=with_maximum)
         return torch.logsumexp(partial.double() / LOG2_E, 0) * LOG2_E
 
-    def settle(self, rows: BlockedCloud, partial: torch.Tensor, *, relaxation: float) -> None:
-        rows.log2_sum.copy_(partial[0])
-        used = rows.row_bias.double() + self.scale * rows.half_square
-        rows.potential.copy_(used - relaxation * rows.log2_sum)
+    def settle(self, rows: BlockedCloud, partial: torch.Tensor, *, relaxation: float, damping: float) -> None:
+        rows.used.copy_(rows.row_bias.double() + self.scale * rows.half_square)
+        excess = partial[0] + (1.0 - damping) * (rows.used - partial[0])
+        rows.potential.copy_(rows.used - relaxation * excess)
         self._derive_biases(rows)
-        deviation = torch.expm1(rows.log2_sum / LOG2_E).abs()
+        deviation = torch.expm1(excess / LOG2_E).abs()
         rows.residuals.fill_((rows.weight * deviation)[rows.weight > 0].sum())
 
 

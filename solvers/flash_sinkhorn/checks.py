@@ -19,8 +19,10 @@ MASS_TOLERANCE = 1e-4  # relative: float32 weights that sum to one only in float
 
 @dataclass(frozen=True)
 class Inputs:
-    """x [n, d], y [m, d] in float32 or float64, a [n], b [m] float64 with sums of one, mass: what they were divided by.
+    """x [n, d], y [m, d] in float32 or float64, a [n], b [m] float64.
 
+    Balanced weights have sums of one, and mass is what they were divided by; with a relaxed marginal they are as given
+    and mass is one. mass_x, mass_y: the sums of a and b as they are here.
     centre [d], float64: where coordinates are moved to before any squaring. Direct differences of float32 points need
     no move and get a zero. unit: a power of two; centred coordinates over it are at most 2^9, which fp16 holds well.
     """
@@ -32,6 +34,8 @@ class Inputs:
     centre: torch.Tensor
     unit: float
     mass: float
+    mass_x: float
+    mass_y: float
 
 
 def checked_inputs(
@@ -42,8 +46,9 @@ def checked_inputs(
     *,
     eps: float,
     cost_scale: float,
+    balanced: bool = True,
 ) -> Inputs:
-    """All checks of `solve`. Reads back from the device once."""
+    """All checks of `solve`; balanced: both marginals are. Reads back from the device once."""
     for name, points in (("x", x), ("y", y)):
         if not isinstance(points, torch.Tensor) or not points.is_floating_point() or points.layout != torch.strided:
             raise ValueError(f"{name} must be a dense floating-point torch tensor, got {_kind(points)}")
@@ -67,9 +72,14 @@ def checked_inputs(
             raise ValueError(f"{name} has negative weights (least {low:g}): weights must be non-negative")
         if mass == 0:
             raise ValueError(f"{name} sums to zero: at least one weight must be positive")
-    if abs(mass_a - mass_b) > MASS_TOLERANCE * max(mass_a, mass_b):
-        raise ValueError(f"a and b must have the same mass, got {mass_a:g} and {mass_b:g}: normalise them first")
-    a, b = a / mass_a, b / mass_b
+    mass = 1.0
+    if balanced:
+        if abs(mass_a - mass_b) > MASS_TOLERANCE * max(mass_a, mass_b):
+            raise ValueError(
+                f"a and b must have the same mass, got {mass_a:g} and {mass_b:g}: normalise them first, or give rho"
+            )
+        mass = (mass_a + mass_b) / 2
+        a, b, mass_a, mass_b = a / mass_a, b / mass_b, 1.0, 1.0
     if low_a == 0 or low_b == 0:
         ends = [*torch.aminmax(x[a > 0]), *torch.aminmax(y[b > 0])]
         low_x, high_x, low_y, high_y = torch.stack(ends).tolist()
@@ -83,9 +93,10 @@ def checked_inputs(
     if x.shape[1] <= LARGEST_DIRECT_DIMENSION and dtype is torch.float32:
         centre = torch.zeros(x.shape[1], dtype=torch.float64, device=x.device)
     else:
-        centre = (_weighted_mean(x, a) + _weighted_mean(y, b)) / 2  # by mass: points without any must not matter
+        # by mass: points without any must not matter
+        centre = (_weighted_mean(x, a / mass_a) + _weighted_mean(y, b / mass_b)) / 2
     unit = 2.0 ** (math.ceil(math.log2(span)) - 9) if span > 0 else 1.0
-    return Inputs(x, y, a, b, centre, unit, mass=(mass_a + mass_b) / 2)
+    return Inputs(x, y, a, b, centre, unit, mass, mass_a, mass_b)
 
 
 def positive(name: str, value: Any) -> float:

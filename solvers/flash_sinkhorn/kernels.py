@@ -7,8 +7,9 @@ Exponents are base 2. For row i and column j
 
 and a sweep yields L_i = log2 sum_j 2^t_ij. Both potentials are in the exponent, so near the solution sums are near
 one and the plain loop keeps no running maximum. It is used where it is safe: |L| of a sweep is at most the largest
-move of the opposite potential just before (Sinkhorn's map does not expand), which `settle_kernel` leaves behind, and
-float32 exponents are off by no more than half an ulp of the largest bias.
+move of the opposite potential just before (Sinkhorn's map does not expand) and the rows' own largest offset from a
+full balanced update, both of which `settle_kernel` leaves behind, and float32 exponents are off by no more than half
+an ulp of the largest bias.
 
 Integers that vary with n are not specialised, so that a new n compiles nothing.
 """
@@ -151,25 +152,24 @@ def _largest(values, n_values):
     return tl.max(largest, 0)
 
 
-@triton.jit(do_not_specialize=["n_row_moves", "n_col_moves", "cold", "n_tiles", "tiles_per_split"])
+@triton.jit(do_not_specialize=["n_row_offsets", "n_col_moves", "cold", "n_tiles", "tiles_per_split"])
 def sweep_kernel(
     rows_hi, rows_lo, cols_hi, cols_lo, stride_row, stride_row_d, stride_col, stride_col_d,
-    row_bias, col_bias, row_moves, col_moves, n_row_moves, n_col_moves, row_remainder, cold,
+    row_bias, col_bias, row_offsets, col_moves, n_row_offsets, n_col_moves, cold,
     partial_log2_sums, n_padded, n_tiles, tiles_per_split, scale,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
     DIRECT: tl.constexpr, ROWS_SPLIT: tl.constexpr, COLS_SPLIT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Program (i, s): partial_log2_sums[s, rows of block i] over column tiles [s, s + 1) * tiles_per_split.
 
-    row_moves, col_moves: as the last `settle_kernel` of each side left them; of the rows' own deviation a relaxed
-    update left row_remainder times their move. cold: nothing is known yet of the sums.
+    row_offsets, col_moves: as the last `settle_kernel` of each side left them. cold: nothing is known yet of the sums.
     """
     row_index = tl.program_id(0) * BM + tl.arange(0, BM)
     split = tl.program_id(1)
     first_tile = split * tiles_per_split
     last_tile = tl.minimum(first_tile + tiles_per_split, n_tiles)
     b_row = tl.load(row_bias + row_index)  # [BM]
-    bound = _largest(col_moves, n_col_moves) + row_remainder * _largest(row_moves, n_row_moves)
+    bound = _largest(col_moves, n_col_moves) + _largest(row_offsets, n_row_offsets)
     bound += ULPS * tl.max(tl.abs(b_row), 0)
     q_hi, q_lo = _row_block(rows_hi, rows_lo, row_index, stride_row, stride_row_d, D, BD, DIRECT, ROWS_SPLIT)
     OUTER_STAGES: tl.constexpr = STAGES if D <= BD else 1
@@ -206,13 +206,14 @@ def sweep_kernel(
 @triton.jit(do_not_specialize=["n_splits"])
 def settle_kernel(
     partial_log2_sums, n_padded, n_splits, potential, half_square, weight, log2_weight, row_bias, col_bias,
-    log2_sum, moves, residuals, scale, relaxation, ROWS: tl.constexpr,
+    used, moves, offsets, residuals, scale, relaxation, undamped, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Combine the splits of ROWS rows and move their potential by -relaxation * log2 sum.
+    """Combine the splits of ROWS rows into L and move their potential u, relaxation of the way to its full update
+    F = (1 - undamped) (u - L); undamped = eps / (rho + eps), 0 for a balanced marginal.
 
-    potential, half_square, weight, log2_weight: float64 [n_padded]; row_bias, col_bias, log2_sum: float32 [n_padded].
-    One number a program: residuals = sum_i weight_i |2^L_i - 1| of the pair before the move; moves = largest |move|,
-    rounding included, of a point with weight.
+    potential, half_square, weight, log2_weight, used: float64 [n_padded]; row_bias, col_bias: float32 [n_padded].
+    used: u as the sweep saw it. One number a program: residuals = sum_i weight_i |2^(u_i - F_i) - 1| before the move;
+    moves = largest |move|, rounding included, of a point with weight; offsets = largest distance left to u - L.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     maximum = tl.full([ROWS], float("-inf"), tl.float32)
@@ -230,15 +231,19 @@ def settle_kernel(
 
     # row_bias is the rounded potential that the sweep really used: starting from it keeps the update exact.
     square = scale * tl.load(half_square + row)
-    used = tl.load(row_bias + row).to(tl.float64) + square
-    moved = used - relaxation * b_log2_sum.to(tl.float64)
+    b_used = tl.load(row_bias + row).to(tl.float64) + square
+    balanced_move = b_log2_sum.to(tl.float64)
+    excess = balanced_move + undamped * (b_used - balanced_move)  # u - F
+    moved = b_used - relaxation * excess
     b_weight = tl.load(weight + row)
-    deviation = tl.where(b_weight > 0, tl.abs(tl.exp2(b_log2_sum) - 1.0), 0.0)
+    deviation = tl.where(b_weight > 0, tl.abs(tl.exp2(excess.to(tl.float32)) - 1.0), 0.0)
     tl.store(residuals + tl.program_id(0), tl.sum(b_weight * deviation.to(tl.float64), 0))
     tl.store(potential + row, moved)
-    tl.store(log2_sum + row, b_log2_sum)
+    tl.store(used + row, b_used)
     bias = moved - square
     tl.store(row_bias + row, bias.to(tl.float32))
     tl.store(col_bias + row, tl.where(b_weight > 0, bias + tl.load(log2_weight + row), float("-inf")).to(tl.float32))
-    largest = relaxation * tl.abs(b_log2_sum) + ULPS * tl.abs(bias.to(tl.float32))
+    largest = relaxation * tl.abs(excess.to(tl.float32)) + ULPS * tl.abs(bias.to(tl.float32))
+    offset = tl.abs((balanced_move - relaxation * excess).to(tl.float32))
+    tl.store(offsets + tl.program_id(0), tl.max(offset, 0))
     tl.store(moves + tl.program_id(0), tl.max(tl.where(b_weight > 0, largest, 0.0), 0))

@@ -44,6 +44,10 @@ class Result:
 
     residual is max(|P1 - a|_1, |P^T 1 - b|_1) over the mass, of exactly these potentials as the last sweep measured it,
     in the arithmetic of `precision`; None if no tolerance was asked for. converged is residual <= tol, or None.
+
+    A relaxed marginal is met when P1 = a exp(-f / rho_x), where f equals its own update F. The residual of that side is
+    sum_i a_i |exp((f_i - F_i) / eps) - 1| over its mass: how far, point by point and relative to the mass that is
+    there, f is from that; with rho_x to infinity it becomes |P1 - a|_1.
     """
 
     f: torch.Tensor
@@ -66,6 +70,9 @@ def solve(
     *,
     eps: float,
     cost_scale: float = 1.0,
+    rho: float | None = None,
+    rho_x: float | None = None,
+    rho_y: float | None = None,
     n_iterations: int | None = None,
     tol: float | None = None,
     max_iterations: int = 10_000,
@@ -76,10 +83,14 @@ def solve(
 ) -> Result:
     """Solve min <P, C> + eps KL(P | a x b) over couplings P of a and b, never storing an n x m array.
 
+    With rho the marginals are relaxed: rho_x KL(P1 | a) + rho_y KL(P^T 1 | b) takes the place of the constraints, in
+    units of C. rho_x and rho_y override rho; a side without any stays a constraint (semi-unbalanced). Masses may then
+    differ, and the potentials are those of P above for the weights as given.
+
     x [n, d], y [m, d]: points, any float dtype, CPU or CUDA. a [n], b [m]: non-negative weights of equal sum
-    (uniform if None), normalised inside. eps > 0 in units of C. Exactly one of n_iterations (fixed, no stopping rule)
-    and tol (on the L1 marginal residual over the mass, stopped at max_iterations or max_seconds) is needed. Not
-    differentiable: inputs are detached.
+    (uniform if None), normalised inside if balanced. eps > 0 in units of C. Exactly one of n_iterations (fixed, no
+    stopping rule) and tol (on the L1 marginal residual over the mass, stopped at max_iterations or max_seconds) is
+    needed. Not differentiable: inputs are detached.
 
     annealing: ratio in (0, 1) of one eps to the next, from the squared diameter down to eps, one iteration each,
     before the iterations at eps; None starts at eps. precision "fast" rounds points to 10-bit mantissas, "mixed" only
@@ -90,11 +101,14 @@ def solve(
     Raises ValueError, naming the argument and the fix, for NaN or Inf, negative weights, unequal masses, empty or
     mismatched arrays, eps <= 0 or beyond float32's range for these clouds, or a bad option.
 
-    Source: Cuturi 2013; streaming form arXiv 2602.03067, Prop. 1.
+    Source: Cuturi 2013; Chizat et al. 2018 (relaxed marginals); streaming form arXiv 2602.03067, Prop. 1.
     """
     if (n_iterations is None) == (tol is None):
         raise ValueError("give exactly one of n_iterations (fixed) and tol (L1 marginal residual)")
     eps, cost_scale = positive("eps", eps), positive("cost_scale", cost_scale)
+    rho = rho if rho is None else positive("rho", rho)
+    rho_x = rho if rho_x is None else positive("rho_x", rho_x)
+    rho_y = rho if rho_y is None else positive("rho_y", rho_y)
     n_iterations = n_iterations if n_iterations is None else whole("n_iterations", n_iterations)
     tol = tol if tol is None else positive("tol", tol)
     max_iterations = whole("max_iterations", max_iterations)
@@ -103,8 +117,9 @@ def solve(
     if annealing is not None and annealing > 0.99:
         raise ValueError(f"annealing must be a ratio in (0, 0.99], got {annealing:g}")
     updates, precision = _member("updates", Updates, updates), _member("precision", Precision, precision)
-    inputs = checked_inputs(x, y, a, b, eps=eps, cost_scale=cost_scale)
-    loop = _Loop(inputs, cost_scale=cost_scale, updates=updates, precision=precision)
+    balanced = rho_x is None and rho_y is None
+    inputs = checked_inputs(x, y, a, b, eps=eps, cost_scale=cost_scale, balanced=balanced)
+    loop = _Loop(inputs, cost_scale=cost_scale, rho=(rho_x, rho_y), updates=updates, precision=precision)
     loop.anneal(_epsilons(inputs, eps, cost_scale, annealing))
     if n_iterations is not None:
         loop.run_fixed(eps, n_iterations)
@@ -117,8 +132,17 @@ def solve(
 class _Loop:
     """The state of one solve: sweeps in the present precision, base-2 potentials in them, counts and trace."""
 
-    def __init__(self, inputs: Inputs, *, cost_scale: float, updates: Updates, precision: Precision):
+    def __init__(
+        self,
+        inputs: Inputs,
+        *,
+        cost_scale: float,
+        rho: tuple[float | None, float | None],
+        updates: Updates,
+        precision: Precision,
+    ):
         self.started = time.perf_counter()
+        self.rho = rho
         self.inputs = inputs
         self.cost_scale = cost_scale
         self.updates = updates
@@ -141,6 +165,8 @@ class _Loop:
 
     def set_epsilon(self, eps: float) -> None:
         self.sweeps.set_epsilon(eps, 1.0 if self.eps is None else self.eps / eps)
+        for cloud, rho in zip((self.sweeps.x, self.sweeps.y), self.rho, strict=True):
+            cloud.damping = 1.0 if rho is None else rho / (rho + eps)
         self.eps = eps
 
     def iterate(self, *, cold: bool) -> None:
@@ -170,7 +196,7 @@ class _Loop:
             rounded, self.precision = self.sweeps, Precision.EXACT
             self.sweeps = self._make_sweeps(self.precision)
             self.sweeps.take_potentials(rounded)
-            self.sweeps.set_epsilon(eps, 1.0)
+            self.set_epsilon(eps)
             self._iterate_until(tol, max(max_iterations, self.n_iterations + 1), max_seconds)
 
     def _iterate_until(self, tol: float, max_iterations: int, max_seconds: float | None) -> None:
@@ -185,13 +211,13 @@ class _Loop:
             check = last or self.n_iterations % self.check_every == 0
             if self.updates is Updates.ALTERNATING:
                 sweeps.half_step(sweeps.x, sweeps.y, cold=False)
-                moved, relaxation = [sweeps.x], 1.0  # the columns' marginal was just met exactly
+                moved = [sweeps.x]  # the columns' marginal was just met exactly
             else:
                 sweeps.symmetric_step(cold=False)
-                moved, relaxation = [sweeps.x, sweeps.y], 0.5
+                moved = [sweeps.x, sweeps.y]
             if check and (self._read_residual(moved) <= tol or last):
                 for cloud in moved:
-                    cloud.potential += relaxation * cloud.log2_sum
+                    cloud.potential.copy_(cloud.used)
                 self.n_passes += len(moved)
                 return
             if self.updates is Updates.ALTERNATING:
@@ -200,7 +226,8 @@ class _Loop:
             self.n_passes += 2
 
     def _read_residual(self, moved: list[Cloud]) -> float:
-        residual = torch.stack([cloud.residuals.sum() for cloud in moved]).amax().item()
+        masses = {id(self.sweeps.x): self.inputs.mass_x, id(self.sweeps.y): self.inputs.mass_y}
+        residual = torch.stack([cloud.residuals.sum() / masses[id(cloud)] for cloud in moved]).amax().item()
         seconds = time.perf_counter() - self.started
         assert self.eps is not None
         self.trace.append(Check(self.n_iterations, self.n_passes, seconds, self.eps, self.precision, residual))

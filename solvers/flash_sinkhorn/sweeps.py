@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import torch
@@ -13,14 +13,17 @@ import torch
 class Cloud:
     """What the loop sees of one side: n points, and per point (padding beyond n may follow)
 
-    potential: float64, f log2(e) / eps; log2_sum: L of the last sweep; residuals: their sum is
-    sum_i weight_i |2^L_i - 1|, the marginal residual of the potentials before that sweep's update.
+    potential: float64, u = f log2(e) / eps; used: the potential that the last sweep started from, as it was rounded;
+    residuals: their sum is sum_i weight_i |2^(used_i - F_i) - 1|, where F is the half-step's full update of `used`.
+    With a balanced marginal used - F = L, so that this is the L1 marginal residual of `used`. damping: rho / (rho +
+    eps) of a relaxed marginal, 1 for a balanced one.
     """
 
     n: int
     potential: torch.Tensor
-    log2_sum: torch.Tensor
+    used: torch.Tensor
     residuals: torch.Tensor
+    damping: float = field(default=1.0, kw_only=True)
 
 
 C = TypeVar("C", bound=Cloud)
@@ -30,7 +33,8 @@ class Sweeps(ABC, Generic[C]):
     """Both clouds of one problem, and the half-steps between them.
 
     A half-step is a sweep over all n * m pairs, which yields L = log2 of each row's sum of P over its weight, and a
-    settling step potential -= relaxation * L. cold: nothing is known yet of the sums, guard against overflow.
+    settling step from u towards F = damping * (u - L), `relaxation` of the way. cold: nothing is known yet of the
+    sums, guard against overflow.
     """
 
     x: C
@@ -42,22 +46,22 @@ class Sweeps(ABC, Generic[C]):
         """Scale scores by eps, and the base-2 potentials by `ratio`, old eps over new."""
 
     @abstractmethod
-    def sweep(self, rows: C, cols: C, *, relaxation: float, cold: bool) -> torch.Tensor:
-        """log2 sums of the rows, as partial sums [splits, points]; relaxation as in all half-steps of this solve."""
+    def sweep(self, rows: C, cols: C, *, cold: bool) -> torch.Tensor:
+        """log2 sums of the rows, as partial sums [splits, points]."""
 
     @abstractmethod
-    def settle(self, rows: C, partial: torch.Tensor, *, relaxation: float) -> None:
+    def settle(self, rows: C, partial: torch.Tensor, *, relaxation: float, damping: float) -> None:
         """Combine partial sums, move the rows' potential, and leave the residual before the move behind."""
 
     def half_step(self, rows: C, cols: C, *, cold: bool) -> None:
-        self.settle(rows, self.sweep(rows, cols, relaxation=1.0, cold=cold), relaxation=1.0)
+        self.settle(rows, self.sweep(rows, cols, cold=cold), relaxation=1.0, damping=rows.damping)
 
     def symmetric_step(self, *, cold: bool) -> None:
         """Both potentials from the old pair, each moved half-way (averaged Jacobi)."""
-        partial_x = self.sweep(self.x, self.y, relaxation=0.5, cold=cold)
-        partial_y = self.sweep(self.y, self.x, relaxation=0.5, cold=cold)
-        self.settle(self.x, partial_x, relaxation=0.5)
-        self.settle(self.y, partial_y, relaxation=0.5)
+        partial_x = self.sweep(self.x, self.y, cold=cold)
+        partial_y = self.sweep(self.y, self.x, cold=cold)
+        self.settle(self.x, partial_x, relaxation=0.5, damping=self.x.damping)
+        self.settle(self.y, partial_y, relaxation=0.5, damping=self.y.damping)
 
     def take_potentials(self, other: Sweeps) -> None:
         """Start from another object's potentials at the same eps; to be followed by `set_epsilon`."""

@@ -31,8 +31,8 @@ ROWS = 256  # of one program of the kernels that touch each point once
 class StoredCloud(Cloud):
     """hi, lo: operands [n_padded, d_stored], or [d, n_padded] for direct differences (lo is hi where not split).
 
-    weight, log2_weight, half_square, potential: float64 [n_padded]; half_square is |q|^2 / 2 of the stored operands,
-    so that a rounded problem is solved consistently. row_bias, col_bias, log2_sum: float32 [n_padded].
+    weight, log2_weight, half_square, potential, used: float64 [n_padded]; half_square is |q|^2 / 2 of the stored
+    operands, so that a rounded problem is solved consistently. row_bias, col_bias: float32 [n_padded].
     Padding repeats the last point with weight zero.
     """
 
@@ -45,6 +45,7 @@ class StoredCloud(Cloud):
     row_bias: torch.Tensor
     col_bias: torch.Tensor
     moves: torch.Tensor
+    offsets: torch.Tensor
     partial: torch.Tensor
     strides: tuple[int, int]  # of hi and lo: from point to point, from coordinate to coordinate
 
@@ -87,21 +88,22 @@ class TritonSweeps(Sweeps[StoredCloud]):
         n_padded, d_stored, device = _round_up(n), self.options["D"], points.device
         shape = (d_stored, n_padded) if self.direct else (n_padded, d_stored)
         hi = torch.empty(shape, dtype=torch.float32 if self.direct else torch.float16, device=device)
-        doubles = torch.zeros(4, n_padded, dtype=torch.float64, device=device)
-        singles = torch.empty(3, n_padded, dtype=torch.float32, device=device)
+        doubles = torch.zeros(5, n_padded, dtype=torch.float64, device=device)
+        singles = torch.empty(2, n_padded, dtype=torch.float32, device=device)
         cloud = StoredCloud(
             n=n,
             potential=doubles[0],
             half_square=doubles[1],
             weight=doubles[2],
             log2_weight=doubles[3],
+            used=doubles[4],
             row_bias=singles[0],
             col_bias=singles[1],
-            log2_sum=singles[2],
             hi=hi,
             lo=torch.empty_like(hi) if parts == 2 else hi,
             split=parts == 2,
             moves=torch.empty(n_padded // ROWS, dtype=torch.float32, device=device),
+            offsets=torch.empty(n_padded // ROWS, dtype=torch.float32, device=device),
             residuals=torch.empty(n_padded // ROWS, dtype=torch.float64, device=device),
             partial=torch.empty(splits, n_padded, dtype=torch.float32, device=device),
             strides=(1, n_padded) if self.direct else (d_stored, 1),
@@ -126,26 +128,25 @@ class TritonSweeps(Sweeps[StoredCloud]):
                 {"ROWS": ROWS},
             )  # fmt: skip
 
-    def sweep(self, rows: StoredCloud, cols: StoredCloud, *, relaxation: float, cold: bool) -> torch.Tensor:
+    def sweep(self, rows: StoredCloud, cols: StoredCloud, *, cold: bool) -> torch.Tensor:
         n_tiles = cols.n_padded // self.tile.cols
         splits = rows.partial.shape[0]
-        remainder = (1.0 - relaxation) / relaxation
         launch(
             sweep_kernel, (rows.n_padded // self.tile.rows, splits, 1),
             (rows.hi, rows.lo, cols.hi, cols.lo, *rows.strides, *cols.strides, rows.row_bias, cols.col_bias,
-             rows.moves, cols.moves, rows.moves.shape[0], cols.moves.shape[0], remainder, int(cold), rows.partial,
+             rows.offsets, cols.moves, rows.offsets.shape[0], cols.moves.shape[0], int(cold), rows.partial,
              rows.n_padded, n_tiles, -(-n_tiles // splits), self.scale),
             {**self.options, "ROWS_SPLIT": rows.split, "COLS_SPLIT": cols.split, "STAGES": self.tile.stages,
              "num_warps": self.tile.warps, "num_stages": self.tile.stages},
         )  # fmt: skip
         return rows.partial
 
-    def settle(self, rows: StoredCloud, partial: torch.Tensor, *, relaxation: float) -> None:
+    def settle(self, rows: StoredCloud, partial: torch.Tensor, *, relaxation: float, damping: float) -> None:
         launch(
             settle_kernel, (rows.n_padded // ROWS, 1, 1),
             (partial, rows.n_padded, partial.shape[0], rows.potential, rows.half_square, rows.weight,
-             rows.log2_weight, rows.row_bias, rows.col_bias, rows.log2_sum, rows.moves, rows.residuals, self.scale,
-             relaxation),
+             rows.log2_weight, rows.row_bias, rows.col_bias, rows.used, rows.moves, rows.offsets, rows.residuals,
+             self.scale, relaxation, 1.0 - damping),
             {"ROWS": ROWS},
         )  # fmt: skip
 
