@@ -42,6 +42,7 @@ class Averages(ABC, Generic[C]):
         self.sweeps = sweeps
         self.centre = _centre(inputs)
         self._log2_sums: dict[bool, torch.Tensor] = {}
+        self._settled: dict[bool, C] = {}
 
     def set_potentials(self, f: torch.Tensor, g: torch.Tensor, eps: float) -> None:
         """f [n], g [m] in units of the cost."""
@@ -50,71 +51,82 @@ class Averages(ABC, Generic[C]):
         self.sweeps.set_epsilon(eps, 1.0)
         self.eps = eps
         self._log2_sums.clear()
+        self._settled.clear()
 
     def log2_sums(self, *, transpose: bool = False) -> torch.Tensor:
         """L [n] in float64."""
         if transpose not in self._log2_sums:
-            self._log2_sums[transpose] = self._sweep_sums(*self._sides(transpose))
+            self._learn(self._sweep_sums(*self._sides(transpose)), transpose)
         return self._log2_sums[transpose]
 
     def means(self, values: torch.Tensor, *, transpose: bool = False) -> torch.Tensor:
         """sum_j P_ij values_j / (P 1)_i [n, k] of values [m, k], in the precision of the sweeps."""
-        means, sums = self._means(*self._sides(transpose), values, self._log2_sums.get(transpose))
-        self._log2_sums.setdefault(transpose, sums)
-        return means
+        return self._means_of(values, transpose)
 
     def point_means(self, *, transpose: bool = False) -> torch.Tensor:
         """The means [n, d] of the opposite points, about `centre`."""
-        means, sums = self._point_means(*self._sides(transpose), self._log2_sums.get(transpose))
-        self._log2_sums.setdefault(transpose, sums)
-        return means
+        return self._means_of(None, transpose)
+
+    def displacement(self, *, transpose: bool = False) -> torch.Tensor:
+        """x_i less the mean of the opposite points [n, d]; a common offset costs no digits."""
+        points = self.inputs.y if transpose else self.inputs.x
+        return (points - self.centre.to(points.dtype)).sub_(self.point_means(transpose=transpose))
 
     def cost_change_means(self, motion: Motion, *, transpose: bool = False) -> torch.Tensor:
         """Means [n] of dC_ij."""
         rows, cols = self._sides(transpose)
-        sums = self.log2_sums(transpose=transpose)
         alpha, beta = torch.zeros_like(rows.potential[: rows.n]), torch.zeros_like(cols.potential[: cols.n])
-        means, _ = self._moments(rows, cols, alpha, beta, motion, sums, with_points=False)
-        return -means
+        return -self._moments(self._settle_side(transpose), cols, alpha, beta, motion, with_points=False)[0]
 
     def moments(
         self, alpha: torch.Tensor, beta: torch.Tensor, motion: Motion, *, transpose: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Means of q_ij = alpha_i + beta_j - dC_ij [n] and of q_ij y_j + eps w_j [n, d], y about `centre`.
+        """Means of q_ij = alpha_i + beta_j - dC_ij [n] and of q_ij y_j [n, d], y about `centre`.
 
-        With alpha, beta the changes of the potentials (and eps times those of the log-weights) that is eps times the
-        change of (P 1)_i and (P y)_i, over (P 1)_i. alpha [n], beta [m] are those of the rows and columns of the sweep.
+        With alpha, beta the changes of the potentials (and eps times those of the log-weights), P_ij q_ij / eps is the
+        change of P_ij. alpha [n], beta [m] are those of the rows and columns of the sweep.
         """
+        _, cols = self._sides(transpose)
+        return self._moments(self._settle_side(transpose), cols, alpha, beta, motion, with_points=True)
+
+    def _means_of(self, values: torch.Tensor | None, transpose: bool) -> torch.Tensor:
         rows, cols = self._sides(transpose)
-        sums = self.log2_sums(transpose=transpose)
-        return self._moments(rows, cols, alpha, beta, motion, sums, with_points=True)
+        settled = self._settled.get(transpose)
+        means, sums = self._means(settled or rows, cols, values, settled=settled is not None)
+        if settled is None:
+            self._learn(sums, transpose)
+        return means
+
+    def _learn(self, log2_sums: torch.Tensor, transpose: bool) -> None:
+        self._log2_sums[transpose] = log2_sums
+        self._settled[transpose] = self._settle(self._sides(transpose)[0], log2_sums)
+
+    def _settle_side(self, transpose: bool) -> C:
+        self.log2_sums(transpose=transpose)
+        return self._settled[transpose]
 
     def _sides(self, transpose: bool) -> tuple[C, C]:
         return (self.sweeps.y, self.sweeps.x) if transpose else (self.sweeps.x, self.sweeps.y)
 
     @abstractmethod
-    def _sweep_sums(self, rows: C, cols: C) -> torch.Tensor: ...
+    def _sweep_sums(self, rows: C, cols: C) -> torch.Tensor:
+        """L [n] in float64."""
+
+    @abstractmethod
+    def _settle(self, rows: C, log2_sums: torch.Tensor) -> C:
+        """The rows with their sums taken out of their bias."""
 
     @abstractmethod
     def _means(
-        self, rows: C, cols: C, values: torch.Tensor, log2_sums: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]: ...
-
-    @abstractmethod
-    def _point_means(self, rows: C, cols: C, log2_sums: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]: ...
+        self, rows: C, cols: C, values: torch.Tensor | None, *, settled: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Means [n, k] of values [m, k] (None: the columns' centred points), and L [n] of the rows as given."""
 
     @abstractmethod
     def _moments(
-        self,
-        rows: C,
-        cols: C,
-        alpha: torch.Tensor,
-        beta: torch.Tensor,
-        motion: Motion,
-        log2_sums: torch.Tensor,
-        *,
-        with_points: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+        self, rows: C, cols: C, alpha: torch.Tensor, beta: torch.Tensor, motion: Motion, *, with_points: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `moments`, of settled rows; the second only with_points."""
 
 
 def _centre(inputs: Inputs) -> torch.Tensor:

@@ -31,20 +31,22 @@ class BlockedAverages(Averages[BlockedCloud]):
     def _sweep_sums(self, rows: BlockedCloud, cols: BlockedCloud) -> torch.Tensor:
         return self.sweeps.sweep(rows, cols, cold=True)[0].double()
 
+    def _settle(self, rows: BlockedCloud, log2_sums: torch.Tensor) -> BlockedCloud:
+        return replace(rows, row_bias=(rows.row_bias.double() - log2_sums).to(rows.row_bias.dtype))
+
     def _means(
-        self, rows: BlockedCloud, cols: BlockedCloud, values: torch.Tensor, log2_sums: torch.Tensor | None
+        self, rows: BlockedCloud, cols: BlockedCloud, values: torch.Tensor | None, *, settled: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         dtype = rows.row_bias.dtype
-        values = values.to(dtype)
+        values = self._centred(cols) if values is None else values.to(dtype)
         sums = torch.empty(rows.n, dtype=torch.float64)
         means = torch.empty(rows.n, values.shape[1], dtype=dtype)
-        settled = rows if log2_sums is None else _settled(rows, log2_sums)
         for block in _blocks(rows.n, BLOCK_ROWS):
             size = block.stop - block.start
             total, moment = torch.zeros(size, dtype=dtype), torch.zeros(size, values.shape[1], dtype=dtype)
-            maximum = torch.full((size,), torch.finfo(dtype).min if log2_sums is None else 0.0, dtype=dtype)
-            for opposite, p in self._exponents(settled, cols, block):
-                if log2_sums is None:
+            maximum = torch.full((size,), 0.0 if settled else torch.finfo(dtype).min, dtype=dtype)
+            for opposite, p in self._exponents(rows, cols, block):
+                if not settled:
                     new_maximum = torch.maximum(maximum, p.amax(1))
                     shrink = torch.exp2(maximum - new_maximum)
                     total *= shrink
@@ -58,11 +60,6 @@ class BlockedAverages(Averages[BlockedCloud]):
             sums[block] = maximum.double() + total.double().log2()
         return means, sums
 
-    def _point_means(
-        self, rows: BlockedCloud, cols: BlockedCloud, log2_sums: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._means(rows, cols, self._centred(cols), log2_sums)
-
     def _moments(
         self,
         rows: BlockedCloud,
@@ -70,25 +67,20 @@ class BlockedAverages(Averages[BlockedCloud]):
         alpha: torch.Tensor,
         beta: torch.Tensor,
         motion: Motion,
-        log2_sums: torch.Tensor,
         *,
         with_points: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         dtype = rows.row_bias.dtype
         x, y = self._centred(rows), self._centred(cols)
         means, moments = torch.empty(rows.n, dtype=dtype), torch.empty_like(x)
-        settled = _settled(rows, log2_sums)
         left, right = _change_factors(x, y, alpha, beta, motion, 2.0 * self.cost_scale)
-        moved = None if motion.w is None else (self.eps * motion.w).to(dtype)
         for block in _blocks(rows.n, BLOCK_ROWS):
             size = block.stop - block.start
             total, first = torch.zeros(size, dtype=dtype), torch.zeros(size, dtype=dtype)
             second = torch.zeros(size, y.shape[1], dtype=dtype)
-            for opposite, p in self._exponents(settled, cols, block):
+            for opposite, p in self._exponents(rows, cols, block):
                 p.exp2_()
                 total += p.sum(1)
-                if with_points and moved is not None:
-                    second.addmm_(p, moved[opposite])
                 p.mul_(left[block] @ right[opposite].T)
                 first += p.sum(1)
                 if with_points:
@@ -101,7 +93,7 @@ class BlockedAverages(Averages[BlockedCloud]):
         """[n, d] about `centre`."""
         if not self.sweeps.direct:
             return cloud.points
-        points = self.inputs.x if cloud is self.sweeps.x else self.inputs.y
+        points = self.inputs.x if cloud.points is self.sweeps.x.points else self.inputs.y
         return (points.double() - self.centre).to(points.dtype)
 
     def _exponents(self, rows: BlockedCloud, cols: BlockedCloud, block: slice) -> Iterator[tuple[slice, torch.Tensor]]:
@@ -116,12 +108,6 @@ class BlockedAverages(Averages[BlockedCloud]):
             else:
                 torch.mm(left, _right_factor(cols, opposite).T, out=exponents)
             yield opposite, exponents
-
-
-def _settled(rows: BlockedCloud, log2_sums: torch.Tensor) -> BlockedCloud:
-    """The rows with potentials moved so that their sums are one."""
-    bias = (rows.row_bias.double() - log2_sums).to(rows.row_bias.dtype)
-    return replace(rows, row_bias=bias)
 
 
 def _change_factors(

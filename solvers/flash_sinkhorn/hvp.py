@@ -115,7 +115,8 @@ class Hessian:
         rho_x = rho_x if rho_x is None else positive("rho_x", rho_x)
         rho_y = rho_y if rho_y is None else positive("rho_y", rho_y)
         self.plan = plan
-        self.displacement_x, self.displacement_y = plan.displacement(), plan.displacement(transpose=True)
+        self.displacement_x = plan.averages.displacement()
+        self.displacement_y = plan.averages.displacement(transpose=True)
         self.n_passes = 2
         self.r, self.c = plan.row_sums(), plan.col_sums()
         self.kappa_x = 1.0 if rho_x is None else 1.0 + plan.eps / rho_x
@@ -154,7 +155,7 @@ class Hessian:
         """Change [k, n, d] of the gradient in x (transpose: [k, m, d] in y) along the tangent's directions, float64."""
         plan, solution = self.plan, tangent.solution
         points, sums = (plan.inputs.y, self.c) if transpose else (plan.inputs.x, self.r)
-        points = points - plan.averages.centre
+        points = points - plan.averages.centre.to(points.dtype)
         sides = (solution.phi.T, tangent.v_x), (solution.gamma.T, tangent.v_y)
         (alphas, own), (betas, opposite) = sides[::-1] if transpose else sides
         factor = 2.0 * plan.cost_scale
@@ -162,9 +163,13 @@ class Hessian:
         for k, (alpha, beta) in enumerate(zip(alphas, betas, strict=True)):
             motion = Motion(None if own is None else own[k], None if opposite is None else opposite[k])
             mass, moment = plan.averages.moments(alpha, beta, motion, transpose=transpose)
-            change = (points * mass.double()[:, None] - moment) / plan.eps
-            changes.append(factor * sums[:, None] * (change if motion.v is None else change + motion.v))
-        self.n_passes += len(changes)
+            change = (points * mass[:, None] - moment) / plan.eps
+            if motion.v is not None:
+                change += motion.v
+            if motion.w is not None:
+                change -= plan.averages.means(motion.w, transpose=transpose)
+            changes.append(factor * sums[:, None] * change)
+        self.n_passes += (1 + (opposite is not None)) * len(changes)
         return torch.stack(changes)
 
     def _cost_changes(
@@ -178,7 +183,7 @@ class Hessian:
         """Means [k, n] of dC over each row; the rows' own motion needs no sweep of its own."""
         means: torch.Tensor | float = 0.0
         if own is not None:
-            means = means + 2.0 * self.plan.cost_scale * (own.double() * displacement).sum(2)
+            means = means + 2.0 * self.plan.cost_scale * (own * displacement).sum(2).double()
         if opposite is not None:
             averages = self.plan.averages
             each = [averages.cost_change_means(Motion(None, w), transpose=transpose).double() for w in opposite]

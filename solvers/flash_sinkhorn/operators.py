@@ -54,11 +54,17 @@ class Plan:
 
     def row_sums(self) -> torch.Tensor:
         """P 1: float64 [n]; zero where a is."""
-        return self._sums(transpose=False)
+        return self.sums()
 
     def col_sums(self) -> torch.Tensor:
         """P^T 1: float64 [m]; zero where b is."""
-        return self._sums(transpose=True)
+        return self.sums(transpose=True)
+
+    def sums(self, *, transpose: bool = False) -> torch.Tensor:
+        """`row_sums`, or with transpose `col_sums`."""
+        weight = self.inputs.b if transpose else self.inputs.a
+        sums = weight * torch.exp2(self.averages.log2_sums(transpose=transpose))
+        return torch.where(weight > 0, sums, 0.0)
 
     def means(self, v: torch.Tensor, *, transpose: bool = False) -> torch.Tensor:
         """(P v)_i / (P 1)_i, defined for rows without weight too: v [m] or [m, k] -> [n] or [n, k] in x's dtype.
@@ -71,29 +77,23 @@ class Plan:
 
     def barycentre(self, *, transpose: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         """(P 1 float64 [n], P y [n, d] in x's dtype) from one sweep; transpose: (P^T 1 [m], P^T x [m, d])."""
-        means = self.averages.point_means(transpose=transpose).double() + self.averages.centre
-        sums = self._sums(transpose=transpose)
-        return sums, (sums[:, None] * means).to(self.dtype)
+        means = self.averages.point_means(transpose=transpose)
+        means += self.averages.centre.to(means.dtype)
+        sums = self.sums(transpose=transpose)
+        return sums, (means * sums.to(means.dtype)[:, None]).to(self.dtype)
 
     def displacement(self, *, transpose: bool = False) -> torch.Tensor:
         """x_i - (P y)_i / (P 1)_i [n, d] in x's dtype, taken about a common centre: an offset costs no digits.
 
         transpose: y_j - (P^T x)_j / (P^T 1)_j [m, d].
         """
-        points = self.inputs.y if transpose else self.inputs.x
-        means = self.averages.point_means(transpose=transpose)
-        return ((points - self.averages.centre) - means).to(self.dtype)
+        return self.averages.displacement(transpose=transpose).to(self.dtype)
 
     def _apply(self, name: str, v: torch.Tensor, *, transpose: bool) -> torch.Tensor:
         v = self._checked_values(name, v, transpose)
         means = self.averages.means(v if v.ndim == 2 else v[:, None], transpose=transpose)
-        applied = self._sums(transpose=transpose)[:, None] * means
+        applied = means * self.sums(transpose=transpose).to(means.dtype)[:, None]
         return applied.reshape(-1, *v.shape[1:]).to(self.dtype)
-
-    def _sums(self, *, transpose: bool) -> torch.Tensor:
-        weight = self.inputs.b if transpose else self.inputs.a
-        sums = weight * torch.exp2(self.averages.log2_sums(transpose=transpose))
-        return torch.where(weight > 0, sums, 0.0)
 
     def _checked_values(self, name: str, v: torch.Tensor, transpose: bool) -> torch.Tensor:
         n = self.inputs.a.shape[0] if transpose else self.inputs.b.shape[0]
@@ -147,7 +147,8 @@ def barycentric_projection(
     plan = Plan(x, y, a, b, f, g, eps=eps, cost_scale=cost_scale, precision=precision)
     if values is not None:
         return plan.means(values)
-    return (plan.averages.point_means().double() + plan.averages.centre).to(plan.dtype)
+    means = plan.averages.point_means()
+    return means.add_(plan.averages.centre.to(means.dtype)).to(plan.dtype)
 
 
 def gradient(
@@ -176,9 +177,10 @@ def gradient(
     plan = Plan(x, y, a, b, f, g, eps=eps, cost_scale=cost_scale, precision=precision)
     gradients = []
     for transpose, weight in ((False, plan.inputs.a), (True, plan.inputs.b)):
-        displacement = plan.displacement(transpose=transpose)
-        mass = weight if balanced else (plan.col_sums() if transpose else plan.row_sums())
-        gradients.append((2.0 * plan.cost_scale * mass[:, None] * displacement).to((y if transpose else x).dtype))
+        displacement = plan.averages.displacement(transpose=transpose)
+        mass = weight if balanced else plan.sums(transpose=transpose)
+        factor = (2.0 * plan.cost_scale * mass).to(displacement.dtype)[:, None]
+        gradients.append(displacement.mul_(factor).to((y if transpose else x).dtype))
     return gradients[0], gradients[1]
 
 

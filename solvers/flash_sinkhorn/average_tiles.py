@@ -1,0 +1,49 @@
+"""Tile shapes of the sweeps that carry values, by precision, dimension and number of columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .tiles import HOPPER_SHARED_BYTES, LARGEST_DIRECT_DIMENSION, Precision, Tile, padded_dimension, sweep_tile
+
+FMA_COLUMNS = 4  # of one program
+LARGEST_DIRECT_FMA_COLUMNS = 8
+LARGEST_FMA_COLUMNS = 2  # beyond, converting p for the tensor cores costs less than products of its own a column
+LARGEST_PARTIAL_COLUMNS = 256  # splits times columns, where there are programs enough without splits
+
+
+@dataclass(frozen=True)
+class ValueTile:
+    """pairs: the tile of the scores; columns: of values a program; dot: on tensor cores."""
+
+    pairs: Tile
+    columns: int
+    dot: bool
+
+    def stored_columns(self, k: int) -> int:
+        """k padded to what programs read."""
+        step = min(self.columns, 16) if self.dot else self.columns
+        return -(-k // step) * step
+
+
+def value_tile(precision: Precision, d: int, k: int, shared_bytes: int = HOPPER_SHARED_BYTES) -> ValueTile:
+    """The tile of a sweep that averages k columns of values over clouds in R^d."""
+    small = shared_bytes < HOPPER_SHARED_BYTES
+    if d <= LARGEST_DIRECT_DIMENSION:
+        if k <= LARGEST_DIRECT_FMA_COLUMNS:
+            columns = min(k, FMA_COLUMNS)
+            return ValueTile(Tile(8 if columns == 1 else 4, 128, 1, 1, 2, 16), columns, dot=False)
+        return ValueTile(Tile(64, 64, 1, 4, 2, 2), min(_power_of_two(k), 64 if small else 128), dot=True)
+    if k <= LARGEST_FMA_COLUMNS:
+        return ValueTile(sweep_tile(precision, d, shared_bytes), k, dot=False)
+    width = padded_dimension(d)
+    columns = min(max(_power_of_two(k), 16), 64 if small else 128)
+    if small:
+        return ValueTile(Tile(64, 64, min(_power_of_two(width), 64), 4, 2, 1), columns, dot=True)
+    if width <= 128:
+        return ValueTile(Tile(128, 64, _power_of_two(width), 8, 2, 1), columns, dot=True)
+    return ValueTile(Tile(128, 64, 64, 8, 3, 1), columns, dot=True)
+
+
+def _power_of_two(value: int) -> int:
+    return 1 << (value - 1).bit_length()
