@@ -29,7 +29,7 @@ class BlockedAverages(Averages[BlockedCloud]):
         super().__init__(inputs, BlockedSweeps(inputs, cost_scale=cost_scale), cost_scale=cost_scale)
 
     def _sweep_sums(self, rows: BlockedCloud, cols: BlockedCloud) -> torch.Tensor:
-        return self.sweeps.sweep(rows, cols, cold=True)[0].double()
+        return self.sweeps.sweep(rows, cols)[0].double()
 
     def _settle(self, rows: BlockedCloud, log2_sums: torch.Tensor) -> BlockedCloud:
         return replace(rows, row_bias=(rows.row_bias.double() - log2_sums).to(rows.row_bias.dtype))

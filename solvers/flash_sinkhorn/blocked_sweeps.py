@@ -20,10 +20,10 @@ class BlockedCloud(Cloud):
 
     points: torch.Tensor
     half_square: torch.Tensor
-    weight: torch.Tensor
     log2_weight: torch.Tensor
     row_bias: torch.Tensor
     col_bias: torch.Tensor
+    guarded: bool = True  # nothing is known of the next sums
 
 
 class BlockedSweeps(Sweeps[BlockedCloud]):
@@ -64,6 +64,7 @@ class BlockedSweeps(Sweeps[BlockedCloud]):
         self.scale = -s if self.direct else 2.0 * s
         for cloud in (self.x, self.y):
             cloud.potential *= ratio
+            cloud.guarded = True
             self._derive_biases(cloud)
 
     def _derive_biases(self, cloud: BlockedCloud) -> None:
@@ -71,8 +72,8 @@ class BlockedSweeps(Sweeps[BlockedCloud]):
         cloud.row_bias.copy_(bias)
         cloud.col_bias.copy_(bias + cloud.log2_weight)
 
-    def sweep(self, rows: BlockedCloud, cols: BlockedCloud, *, cold: bool) -> torch.Tensor:
-        log2_sums = self._log2_sums(rows, cols, with_maximum=cold)
+    def sweep(self, rows: BlockedCloud, cols: BlockedCloud) -> torch.Tensor:
+        log2_sums = self._log2_sums(rows, cols, with_maximum=rows.guarded)
         if not bool((log2_sums.abs() < LARGEST_LOG2_SUM).all()):  # false for nan too
             log2_sums = self._log2_sums(rows, cols, with_maximum=True)
         return log2_sums[None]
@@ -98,9 +99,14 @@ class BlockedSweeps(Sweeps[BlockedCloud]):
         rows.used.copy_(rows.row_bias.double() + self.scale * rows.half_square)
         excess = partial[0] + (1.0 - damping) * (rows.used - partial[0])
         rows.potential.copy_(rows.used - relaxation * excess)
+        rows.guarded = False
         self._derive_biases(rows)
         deviation = torch.expm1(excess / LOG2_E).abs()
         rows.residuals.fill_((rows.weight * deviation)[rows.weight > 0].sum())
+
+    def take_potential(self, cloud: BlockedCloud, potential: torch.Tensor) -> None:
+        cloud.potential.copy_(potential)
+        self._derive_biases(cloud)
 
 
 def _left_factor(rows: BlockedCloud, block: slice, scale: float) -> torch.Tensor:

@@ -64,14 +64,21 @@ def prepare_kernel(
 
 
 @triton.jit
-def rescale_kernel(potential, half_square, log2_weight, row_bias, col_bias, ratio, scale, ROWS: tl.constexpr):
-    """potential *= ratio (a new epsilon), and the biases that follow from it and the new score scale."""
+def rescale_kernel(
+    potential, half_square, log2_weight, row_bias, col_bias, moves, offsets, ratio, scale, ROWS: tl.constexpr,
+):  # fmt: skip
+    """potential *= ratio (a new epsilon), and the biases that follow from it and the new score scale.
+
+    Nothing is known then of the next sums: moves and offsets are infinite.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     b_potential = tl.load(potential + row) * ratio
     bias = b_potential - scale * tl.load(half_square + row)
     tl.store(potential + row, b_potential)
     tl.store(row_bias + row, bias.to(tl.float32))
     tl.store(col_bias + row, (bias + tl.load(log2_weight + row)).to(tl.float32))
+    tl.store(moves + tl.program_id(0), float("inf"))
+    tl.store(offsets + tl.program_id(0), float("inf"))
 
 
 @triton.jit
@@ -152,17 +159,17 @@ def _largest(values, n_values):
     return tl.max(largest, 0)
 
 
-@triton.jit(do_not_specialize=["n_row_offsets", "n_col_moves", "cold", "n_tiles", "tiles_per_split"])
+@triton.jit(do_not_specialize=["n_row_offsets", "n_col_moves", "n_tiles", "tiles_per_split"])
 def sweep_kernel(
     rows_hi, rows_lo, cols_hi, cols_lo, stride_row, stride_row_d, stride_col, stride_col_d,
-    row_bias, col_bias, row_offsets, col_moves, n_row_offsets, n_col_moves, cold,
+    row_bias, col_bias, row_offsets, col_moves, n_row_offsets, n_col_moves,
     partial_log2_sums, n_padded, n_tiles, tiles_per_split, scale,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
     DIRECT: tl.constexpr, ROWS_SPLIT: tl.constexpr, COLS_SPLIT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Program (i, s): partial_log2_sums[s, rows of block i] over column tiles [s, s + 1) * tiles_per_split.
 
-    row_offsets, col_moves: as the last `settle_kernel` of each side left them. cold: nothing is known yet of the sums.
+    row_offsets, col_moves: as the last `settle_kernel` of each side left them, or `rescale_kernel`.
     """
     row_index = tl.program_id(0) * BM + tl.arange(0, BM)
     split = tl.program_id(1)
@@ -173,7 +180,7 @@ def sweep_kernel(
     bound += ULPS * tl.max(tl.abs(b_row), 0)
     q_hi, q_lo = _row_block(rows_hi, rows_lo, row_index, stride_row, stride_row_d, D, BD, DIRECT, ROWS_SPLIT)
     OUTER_STAGES: tl.constexpr = STAGES if D <= BD else 1
-    if cold != 0 or not bound < LARGEST_LOG2_SUM:
+    if not bound < LARGEST_LOG2_SUM:  # so for nan too
         maximum = tl.full([BM], float("-inf"), tl.float32)
         total = tl.zeros([BM], tl.float32)
         for tile in tl.range(first_tile, last_tile, num_stages=OUTER_STAGES):

@@ -169,25 +169,25 @@ class _Loop:
             cloud.damping = 1.0 if rho is None else rho / (rho + eps)
         self.eps = eps
 
-    def iterate(self, *, cold: bool) -> None:
+    def iterate(self) -> None:
         sweeps = self.sweeps
         if self.updates is Updates.ALTERNATING:
-            sweeps.half_step(sweeps.x, sweeps.y, cold=cold)
-            sweeps.half_step(sweeps.y, sweeps.x, cold=cold)
+            sweeps.half_step(sweeps.x, sweeps.y)
+            sweeps.half_step(sweeps.y, sweeps.x)
         else:
-            sweeps.symmetric_step(cold=cold)
+            sweeps.symmetric_step()
         self.n_iterations += 1
         self.n_passes += 2
 
     def anneal(self, epsilons: list[float]) -> None:
         for eps in epsilons:
             self.set_epsilon(eps)
-            self.iterate(cold=True)
+            self.iterate()
 
     def run_fixed(self, eps: float, n_iterations: int) -> None:
         self.set_epsilon(eps)
-        for k in range(n_iterations):
-            self.iterate(cold=k == 0)
+        for _ in range(n_iterations):
+            self.iterate()
 
     def run_to_residual(self, eps: float, tol: float, max_iterations: int, max_seconds: float | None) -> None:
         self.set_epsilon(eps)
@@ -204,16 +204,16 @@ class _Loop:
 
         That last sweep's own update is taken back, so that the residual is that of the potentials returned.
         """
-        self.iterate(cold=True)
+        self.iterate()
         sweeps = self.sweeps
         while True:
             last = self.n_iterations >= max_iterations or self._out_of_time(max_seconds)
             check = last or self.n_iterations % self.check_every == 0
             if self.updates is Updates.ALTERNATING:
-                sweeps.half_step(sweeps.x, sweeps.y, cold=False)
+                sweeps.half_step(sweeps.x, sweeps.y)
                 moved = [sweeps.x]  # the columns' marginal was just met exactly
             else:
-                sweeps.symmetric_step(cold=False)
+                sweeps.symmetric_step()
                 moved = [sweeps.x, sweeps.y]
             if check and (self._read_residual(moved) <= tol or last):
                 for cloud in moved:
@@ -221,7 +221,7 @@ class _Loop:
                 self.n_passes += len(moved)
                 return
             if self.updates is Updates.ALTERNATING:
-                sweeps.half_step(sweeps.y, sweeps.x, cold=False)
+                sweeps.half_step(sweeps.y, sweeps.x)
             self.n_iterations += 1
             self.n_passes += 2
 

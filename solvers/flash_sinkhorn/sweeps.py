@@ -11,15 +11,16 @@ import torch
 
 @dataclass
 class Cloud:
-    """What the loop sees of one side: n points, and per point (padding beyond n may follow)
+    """What the loop sees of one side: n points, and per point (padding of no weight beyond n may follow)
 
-    potential: float64, u = f log2(e) / eps; used: the potential that the last sweep started from, as it was rounded;
+    weight: float64. potential: float64, u = f log2(e) / eps; used: the potential that the last sweep started from, as it was rounded;
     residuals: their sum is sum_i weight_i |2^(used_i - F_i) - 1|, where F is the half-step's full update of `used`.
     With a balanced marginal used - F = L, so that this is the L1 marginal residual of `used`. damping: rho / (rho +
     eps) of a relaxed marginal, 1 for a balanced one.
     """
 
     n: int
+    weight: torch.Tensor
     potential: torch.Tensor
     used: torch.Tensor
     residuals: torch.Tensor
@@ -33,8 +34,8 @@ class Sweeps(ABC, Generic[C]):
     """Both clouds of one problem, and the half-steps between them.
 
     A half-step is a sweep over all n * m pairs, which yields L = log2 of each row's sum of P over its weight, and a
-    settling step from u towards F = damping * (u - L), `relaxation` of the way. cold: nothing is known yet of the
-    sums, guard against overflow.
+    settling step from u towards F = damping * (u - L), `relaxation` of the way. Sums of which nothing is known, as
+    after `set_epsilon`, are guarded against overflow.
     """
 
     x: C
@@ -46,20 +47,24 @@ class Sweeps(ABC, Generic[C]):
         """Scale scores by eps, and the base-2 potentials by `ratio`, old eps over new."""
 
     @abstractmethod
-    def sweep(self, rows: C, cols: C, *, cold: bool) -> torch.Tensor:
+    def sweep(self, rows: C, cols: C) -> torch.Tensor:
         """log2 sums of the rows, as partial sums [splits, points]."""
 
     @abstractmethod
     def settle(self, rows: C, partial: torch.Tensor, *, relaxation: float, damping: float) -> None:
         """Combine partial sums, move the rows' potential, and leave the residual before the move behind."""
 
-    def half_step(self, rows: C, cols: C, *, cold: bool) -> None:
-        self.settle(rows, self.sweep(rows, cols, cold=cold), relaxation=1.0, damping=rows.damping)
+    @abstractmethod
+    def take_potential(self, cloud: C, potential: torch.Tensor) -> None:
+        """Replace the potential of a side that was just settled. potential [as cloud.potential], at the same eps."""
 
-    def symmetric_step(self, *, cold: bool) -> None:
+    def half_step(self, rows: C, cols: C) -> None:
+        self.settle(rows, self.sweep(rows, cols), relaxation=1.0, damping=rows.damping)
+
+    def symmetric_step(self) -> None:
         """Both potentials from the old pair, each moved half-way (averaged Jacobi)."""
-        partial_x = self.sweep(self.x, self.y, cold=cold)
-        partial_y = self.sweep(self.y, self.x, cold=cold)
+        partial_x = self.sweep(self.x, self.y)
+        partial_y = self.sweep(self.y, self.x)
         self.settle(self.x, partial_x, relaxation=0.5, damping=self.x.damping)
         self.settle(self.y, partial_y, relaxation=0.5, damping=self.y.damping)
 

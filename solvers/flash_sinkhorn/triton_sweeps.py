@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 import triton
 
 from .checks import Inputs
 from .kernels import prepare_kernel, rescale_kernel, settle_kernel, sweep_kernel
+from .launching import Launch, launch
 from .sweeps import Cloud, Sweeps
 from .tiles import (
     HOPPER_SHARED_BYTES,
@@ -40,7 +40,6 @@ class StoredCloud(Cloud):
     lo: torch.Tensor
     split: bool  # whether points are hi + lo
     half_square: torch.Tensor
-    weight: torch.Tensor
     log2_weight: torch.Tensor
     row_bias: torch.Tensor
     col_bias: torch.Tensor
@@ -65,6 +64,7 @@ class TritonSweeps(Sweeps[StoredCloud]):
         self.tile = tile or sweep_tile(precision, d, _shared_bytes(inputs.x.device))
         self.unit = 1.0 if self.direct else inputs.unit
         self.scale = 0.0
+        self._launches: dict[tuple[float, ...], Launch] = {}  # of these two clouds, at the present scale
         self.options = {
             "D": d if self.direct else padded_dimension(d),
             "BM": self.tile.rows,
@@ -121,79 +121,58 @@ class TritonSweeps(Sweeps[StoredCloud]):
         s = self.cost_scale * LOG2_E / eps
         self.scale = -s if self.direct else 2.0 * s * self.unit**2
         for cloud in (self.x, self.y):
-            launch(
-                rescale_kernel, (cloud.n_padded // ROWS, 1, 1),
-                (cloud.potential, cloud.half_square, cloud.log2_weight, cloud.row_bias, cloud.col_bias, ratio,
-                 self.scale),
-                {"ROWS": ROWS},
-            )  # fmt: skip
+            self._derive_biases(cloud, ratio)
+        self._launches.clear()  # they hold the old scale
 
-    def sweep(self, rows: StoredCloud, cols: StoredCloud, *, cold: bool) -> torch.Tensor:
-        n_tiles = cols.n_padded // self.tile.cols
-        splits = rows.partial.shape[0]
+    def take_potential(self, cloud: StoredCloud, potential: torch.Tensor) -> None:
+        change = (potential - cloud.potential).abs().amax()  # without weight as well: their sums are kept in range too
+        moves, offsets = cloud.moves + change, cloud.offsets + change
+        cloud.potential.copy_(potential)
+        self._derive_biases(cloud, 1.0)
+        cloud.moves.copy_(moves)
+        cloud.offsets.copy_(offsets)
+
+    def _derive_biases(self, cloud: StoredCloud, ratio: float) -> None:
         launch(
-            sweep_kernel, (rows.n_padded // self.tile.rows, splits, 1),
-            (rows.hi, rows.lo, cols.hi, cols.lo, *rows.strides, *cols.strides, rows.row_bias, cols.col_bias,
-             rows.offsets, cols.moves, rows.offsets.shape[0], cols.moves.shape[0], int(cold), rows.partial,
-             rows.n_padded, n_tiles, -(-n_tiles // splits), self.scale),
-            {**self.options, "ROWS_SPLIT": rows.split, "COLS_SPLIT": cols.split, "STAGES": self.tile.stages,
-             "num_warps": self.tile.warps, "num_stages": self.tile.stages},
+            rescale_kernel, (cloud.n_padded // ROWS, 1, 1),
+            (cloud.potential, cloud.half_square, cloud.log2_weight, cloud.row_bias, cloud.col_bias, cloud.moves,
+             cloud.offsets, ratio, self.scale),
+            {"ROWS": ROWS},
         )  # fmt: skip
+
+    def sweep(self, rows: StoredCloud, cols: StoredCloud) -> torch.Tensor:
+        key = (id(rows), id(cols))
+        if key not in self._launches:
+            self._launches[key] = self._sweep_launch(rows, cols)
+        self._launches[key]()
         return rows.partial
 
     def settle(self, rows: StoredCloud, partial: torch.Tensor, *, relaxation: float, damping: float) -> None:
-        launch(
+        key = (id(rows), relaxation, damping)
+        if key not in self._launches:
+            self._launches[key] = self._settle_launch(rows, partial, relaxation, damping)
+        self._launches[key]()
+
+    def _sweep_launch(self, rows: StoredCloud, cols: StoredCloud) -> Launch:
+        n_tiles = cols.n_padded // self.tile.cols
+        splits = rows.partial.shape[0]
+        return Launch(
+            sweep_kernel, (rows.n_padded // self.tile.rows, splits, 1),
+            (rows.hi, rows.lo, cols.hi, cols.lo, *rows.strides, *cols.strides, rows.row_bias, cols.col_bias,
+             rows.offsets, cols.moves, rows.offsets.shape[0], cols.moves.shape[0], rows.partial, rows.n_padded,
+             n_tiles, -(-n_tiles // splits), self.scale),
+            {**self.options, "ROWS_SPLIT": rows.split, "COLS_SPLIT": cols.split, "STAGES": self.tile.stages,
+             "num_warps": self.tile.warps, "num_stages": self.tile.stages},
+        )  # fmt: skip
+
+    def _settle_launch(self, rows: StoredCloud, partial: torch.Tensor, relaxation: float, damping: float) -> Launch:
+        return Launch(
             settle_kernel, (rows.n_padded // ROWS, 1, 1),
             (partial, rows.n_padded, partial.shape[0], rows.potential, rows.half_square, rows.weight,
              rows.log2_weight, rows.row_bias, rows.col_bias, rows.used, rows.moves, rows.offsets, rows.residuals,
              self.scale, relaxation, 1.0 - damping),
             {"ROWS": ROWS},
         )  # fmt: skip
-
-
-_compiled: dict[tuple[Any, ...], Any] = {}
-
-
-def launch(kernel: Any, grid: tuple[int, int, int], arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-    """Launch on the arguments' device. Later launches of the same kind go straight to the compiled kernel.
-
-    Triton's own path looks at every argument of every launch, which takes longer than a small sweep.
-    """
-    kind = launch_kind(kernel, arguments, options)
-    compiled = _compiled.get(kind)
-    with _on(arguments[0].device):
-        if compiled is None:
-            _compiled[kind] = kernel[grid](*arguments, **options)
-        else:
-            constants = [value for name, value in options.items() if name in kernel.arg_names]
-            compiled[grid](*arguments, *constants)
-
-
-def launch_kind(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
-    """All that Triton compiles for: options, types, alignment, and integers that are one or multiples of 16."""
-    general = _general_arguments(kernel)
-    kinds = (_kind(argument, index in general) for index, argument in enumerate(arguments))
-    return (kernel, arguments[0].device, *options.values(), *kinds)
-
-
-@lru_cache
-def _general_arguments(kernel: Any) -> frozenset[int]:
-    """Positions of the arguments for whose values the kernel is not specialised; the interpreter knows of none."""
-    names = getattr(kernel, "do_not_specialize", ())
-    return frozenset(index for index, name in enumerate(kernel.arg_names) if name in names)
-
-
-def _kind(argument: Any, general: bool) -> Any:
-    if isinstance(argument, torch.Tensor):
-        return argument.dtype, argument.data_ptr() % 16 == 0
-    if isinstance(argument, int):
-        return argument >= 1 << 31, not general and (argument == 1, argument % 16 == 0)
-    return type(argument)
-
-
-def _on(device: torch.device) -> Any:
-    """Triton launches on the current device: make that the tensors' own."""
-    return torch.cuda.device(device) if device.type == "cuda" else torch.no_grad()
 
 
 @lru_cache

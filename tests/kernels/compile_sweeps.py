@@ -25,7 +25,7 @@ def compile_sweep(precision: Precision, d: int, rows_are_x: bool):
     signature = dict.fromkeys(("rows_hi", "rows_lo", "cols_hi", "cols_lo"), operand)
     signature |= dict.fromkeys(("stride_row", "stride_row_d", "stride_col", "stride_col_d"), "i32")
     signature |= dict.fromkeys(("row_bias", "col_bias", "row_offsets", "col_moves", "partial_log2_sums"), "*fp32")
-    signature |= dict.fromkeys(("n_row_offsets", "n_col_moves", "cold"), "i32")
+    signature |= dict.fromkeys(("n_row_offsets", "n_col_moves"), "i32")
     signature |= dict.fromkeys(("n_padded", "n_tiles", "tiles_per_split"), "i32")
     signature["scale"] = "fp32"
     x_split, y_split = precision.splits_x and not direct, precision.splits_y and not direct

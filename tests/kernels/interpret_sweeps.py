@@ -69,19 +69,19 @@ def run(n, m, d, precision, eps, offset, damping=(1.0, 1.0), *, symmetric):
     sweeps.set_epsilon(eps, 1.0)
     sweeps.x.damping, sweeps.y.damping = damping
     iterations = 3
-    for k in range(iterations):
+    for _ in range(iterations):
         if symmetric:
-            sweeps.symmetric_step(cold=k == 0)
+            sweeps.symmetric_step()
         else:
-            sweeps.half_step(sweeps.x, sweeps.y, cold=k == 0)
-            sweeps.half_step(sweeps.y, sweeps.x, cold=k == 0)
+            sweeps.half_step(sweeps.x, sweeps.y)
+            sweeps.half_step(sweeps.y, sweeps.x)
     f = sweeps.x.potential[:n] * eps / LOG2_E
     g = sweeps.y.potential[:m] * eps / LOG2_E
     if sweeps.rounded:  # the rounded problem is solved exactly
         y = rounded(y, inputs.centre, inputs.unit)
         x = x if precision.splits_x else rounded(x, inputs.centre, inputs.unit)
     want_f, want_g, want_residual = reference(x, y, a, b, eps, damping, symmetric, iterations)
-    sweeps.half_step(sweeps.x, sweeps.y, cold=False)
+    sweeps.half_step(sweeps.x, sweeps.y)
     weighted = a > 0
     return {
         "f": ((f - want_f)[weighted].abs().max() / eps).item(),

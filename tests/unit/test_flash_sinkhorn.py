@@ -236,20 +236,17 @@ def test_a_far_outlier_with_weight_stays_finite_and_is_not_called_converged_wron
 def test_a_new_n_compiles_nothing(monkeypatch):
     """P05: after n in {1, 16, 17} at one d, other n launch kernels of kinds already seen."""
     triton_sweeps = pytest.importorskip("solvers.flash_sinkhorn.triton_sweeps")
+    launching = pytest.importorskip("solvers.flash_sinkhorn.launching")
     seen = set()
-
-    def record(kernel, grid, arguments, options):
-        seen.add(triton_sweeps.launch_kind(kernel, arguments, options))
 
     def run(n):
         inputs = checked_inputs(normal(n, 8), normal(2 * n + 1, 8), None, None, eps=0.1, cost_scale=1.0)
         sweeps = triton_sweeps.TritonSweeps(inputs, cost_scale=1.0, precision=Precision.EXACT)
         sweeps.set_epsilon(0.1, 1.0)
-        for cold in (True, False):
-            sweeps.half_step(sweeps.x, sweeps.y, cold=cold)
-            sweeps.half_step(sweeps.y, sweeps.x, cold=cold)
+        sweeps.half_step(sweeps.x, sweeps.y)
+        sweeps.half_step(sweeps.y, sweeps.x)
 
-    monkeypatch.setattr(triton_sweeps, "launch", record)
+    monkeypatch.setattr(launching.Launch, "__call__", lambda self: seen.add(self.kind))
     for n in (1, 16, 17):
         run(n)
     first = set(seen)
