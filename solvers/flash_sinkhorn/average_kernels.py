@@ -202,16 +202,19 @@ def combine_kernel(
     column = tl.program_id(1) * BK + tl.arange(0, BK)
     inside = (row < n)[:, None] & (column < k)[None, :]
     anchor = tl.full([BM], float("-inf"), tl.float32)
-    for split in range(n_splits):
-        anchor = tl.maximum(anchor, tl.load(partial_anchors + split * n_padded + row))
+    source = row.to(tl.int64)
+    for _ in range(n_splits):
+        anchor = tl.maximum(anchor, tl.load(partial_anchors + source))
+        source += n_padded
     total = tl.zeros([BM], tl.float32)
     moment = tl.zeros([BM, BK], tl.float32)
-    for split in range(n_splits):
-        source = split.to(tl.int64) * n_padded + row
+    source = row.to(tl.int64)
+    for _ in range(n_splits):
         share = tl.exp2(tl.load(partial_anchors + source) - anchor)
         total += share * tl.load(partial_totals + source)
         moments = tl.load(partial_moments + source[:, None] * stride_moment + column[None, :], inside, other=0.0)
         moment += share[:, None] * moments
+        source += n_padded
     scale = tl.load(column_scale + column, column < k, other=0.0)
     target = row.to(tl.int64)[:, None] * k + column[None, :]
     tl.store(means + target, moment / total[:, None] * scale[None, :], inside)

@@ -28,21 +28,29 @@ class ValueTile:
 
 def value_tile(precision: Precision, d: int, k: int, shared_bytes: int = HOPPER_SHARED_BYTES) -> ValueTile:
     """The tile of a sweep that averages k columns of values over clouds in R^d."""
-    small = shared_bytes < HOPPER_SHARED_BYTES
+    small = shared_bytes < HOPPER_SHARED_BYTES  # fits any GPU since Ampere; not tuned
+    width, columns = padded_dimension(d), max(_power_of_two(k), 16)
     if d <= LARGEST_DIRECT_DIMENSION:
         if k <= LARGEST_DIRECT_FMA_COLUMNS:
             columns = min(k, FMA_COLUMNS)
             return ValueTile(Tile(8 if columns == 1 else 4, 128, 1, 1, 2, 16), columns, dot=False)
-        return ValueTile(Tile(64, 64, 1, 4, 2, 2), min(_power_of_two(k), 64 if small else 128), dot=True)
+        return ValueTile(Tile(64, 32, 1, 8, 2, 1), min(columns, 64 if small else 128), dot=True)
     if k <= LARGEST_FMA_COLUMNS:
         return ValueTile(sweep_tile(precision, d, shared_bytes), k, dot=False)
-    width = padded_dimension(d)
-    columns = min(max(_power_of_two(k), 16), 64 if small else 128)
     if small:
-        return ValueTile(Tile(64, 64, min(_power_of_two(width), 64), 4, 2, 1), columns, dot=True)
+        return ValueTile(Tile(64, 64, min(_power_of_two(width), 64), 4, 2, 1), min(columns, 64), dot=True)
     if width <= 128:
-        return ValueTile(Tile(128, 64, _power_of_two(width), 8, 2, 1), columns, dot=True)
-    return ValueTile(Tile(128, 64, 64, 8, 3, 1), columns, dot=True)
+        resident = 2 if width <= 64 and columns <= 64 else 1
+        return ValueTile(Tile(128, 64, _power_of_two(width), 8, 2, resident), min(columns, 128), dot=True)
+    return ValueTile(Tile(128, 64, 64, 8, 2, 1), min(columns, 256), dot=True)
+
+
+def moment_tile(d: int) -> ValueTile:
+    """The tile of a sweep that takes the moments of a plan's change, d columns; not tuned."""
+    if d <= LARGEST_DIRECT_DIMENSION:
+        return ValueTile(Tile(4, 128, 1, 1, 2, 8), d, dot=False)
+    width = _power_of_two(padded_dimension(d))
+    return ValueTile(Tile(64, 32, min(width, 64), 4, 2, 2), min(width, 128), dot=True)
 
 
 def _power_of_two(value: int) -> int:
