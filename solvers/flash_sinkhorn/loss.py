@@ -1,0 +1,288 @@
+"""The OT value of converged potentials as a function that autograd differentiates, once and twice, by the envelope
+theorem: nothing is propagated through iterations."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .hvp import hvp
+from .operators import Plan
+from .tiles import Precision
+from .values import balance, dual_value, weight_gradient_slope, weight_gradients
+
+Gradients = tuple[torch.Tensor | None, ...]
+
+
+class NotConverged(UserWarning):
+    """A solve ended at a limit: what was returned has the residual that the message states."""
+
+
+@dataclass(frozen=True)
+class Regularisation:
+    """What a value is of: eps and rho in units of C = cost_scale |x - y|^2; rho None is a constraint.
+
+    precision: of the sweeps of gradients. hessian_tol: on the linear systems of second derivatives, relative.
+    """
+
+    eps: float
+    cost_scale: float = 1.0
+    rho_x: float | None = None
+    rho_y: float | None = None
+    precision: Precision = Precision.EXACT
+    hessian_tol: float = 1e-6
+
+    @property
+    def balanced(self) -> bool:
+        return self.rho_x is None and self.rho_y is None
+
+
+def ot_value(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    f: torch.Tensor,
+    g: torch.Tensor,
+    problem: Regularisation,
+) -> torch.Tensor:
+    """OT_eps from converged potentials f [n], g [m], float64 scalar; differentiable twice in x, y, a and b.
+
+    x [n, d], y [m, d]: float32 or float64. a [n], b [m]: float64 weights. The value is `values.dual_value`, off by the
+    square of the residual; first derivatives are off by the residual. Gradients in balanced weights are those of
+    `values.weight_gradients`. f and g are constants. Where a marginal is relaxed the value takes one sweep, else none;
+    a gradient takes one sweep a cloud, a second derivative one linear solve. Second derivatives in the weight of a
+    point without any raise ValueError, third derivatives NotImplementedError.
+
+    Source: gradients arXiv 2602.03067, Cor. 4; second derivatives Th. 5.
+    """
+    with torch.no_grad():
+        value = _value(x, y, a, b, f, g, problem)
+    return _attach(value, _Pair(problem), [x, y, a, b], [f, g])
+
+
+def self_value(
+    x: torch.Tensor, a: torch.Tensor, f: torch.Tensor, update: torch.Tensor, problem: Regularisation
+) -> torch.Tensor:
+    """OT_eps of x [n, d], a [n] with itself from `self_transport.solve_self`'s f and update; otherwise as `ot_value`.
+
+    One sweep serves both sides of the gradient.
+    """
+    with torch.no_grad():
+        value = _value(x, x, a, a, f, update, problem)
+    return _attach(value, _Self(problem), [x, a], [f])
+
+
+def _value(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    f: torch.Tensor,
+    g: torch.Tensor,
+    problem: Regularisation,
+) -> torch.Tensor:
+    mass = None
+    if not problem.balanced:
+        mass = _plan(problem, [x, y, a, b, f, g]).row_sums().sum()
+    return dual_value(a, b, f, g, eps=problem.eps, rho_x=problem.rho_x, rho_y=problem.rho_y, plan_mass=mass)
+
+
+def _plan(problem: Regularisation, tensors: Sequence[torch.Tensor]) -> Plan:
+    x, y, a, b, f, g = tensors
+    return Plan(x, y, a, b, f, g, eps=problem.eps, cost_scale=problem.cost_scale, precision=problem.precision)
+
+
+class _Pair:
+    """First and second derivatives of OT_eps in (x, y, a, b), given (x, y, a, b, f, g)."""
+
+    def __init__(self, problem: Regularisation):
+        self.problem = problem
+
+    def gradients(self, tensors: Sequence[torch.Tensor], needed: Sequence[bool]) -> Gradients:
+        """Only those needed: points' in the dtype of x and y, weights' in float64."""
+        a, b, f, g = tensors[2:]
+        problem = self.problem
+        plan = _plan(problem, tensors) if needed[0] or needed[1] else None
+        points: list[torch.Tensor | None] = []
+        mean_mass = (a.sum() + b.sum()) / 2 if problem.balanced else None
+        sides = (False, needed[0], a, problem.rho_x), (True, needed[1], b, problem.rho_y)
+        for transpose, is_needed, weight, rho in sides:
+            if plan is None or not is_needed:
+                points.append(None)
+                continue
+            displacement = plan.displacement(transpose=transpose)
+            mass = weight if rho is None else plan.sums(transpose=transpose)
+            if mean_mass is not None:
+                mass = mass * (mean_mass / mass.sum())
+            points.append((2.0 * problem.cost_scale * mass).to(displacement.dtype)[:, None] * displacement)
+        weights: Gradients = (None, None)
+        if needed[2] or needed[3]:
+            weights = weight_gradients(a, b, f, g, eps=problem.eps, rho_x=problem.rho_x, rho_y=problem.rho_y)
+        return *points, *weights
+
+    def hessian_times(self, tensors: Sequence[torch.Tensor], direction: Gradients) -> Gradients:
+        """Change of the four gradients along a direction in (x, y, a, b); None is zero."""
+        x, y, a, b, f, g = tensors
+        problem = self.problem
+        v_x, v_y, v_a, v_b = direction
+        if all(v is None for v in direction):
+            return (None,) * 4
+        for name, v, weight in (("a", v_a, a), ("b", v_b, b)):
+            if v is not None and bool(((weight == 0) & (v != 0)).any()):
+                raise ValueError(f"second derivatives in {name} need positive weights: remove the points without any")
+        in_weights = v_a is not None or v_b is not None
+        u_a = torch.zeros_like(a) if v_a is None else v_a
+        u_b = torch.zeros_like(b) if v_b is None else v_b
+        tangent = _onto_equal_masses(a, b, u_a, u_b) if problem.balanced else (u_a, u_b)
+        product = hvp(
+            x,
+            y,
+            a,
+            b,
+            f,
+            g,
+            v_x,
+            v_y,
+            tangent[0] if in_weights else None,
+            tangent[1] if in_weights else None,
+            eps=problem.eps,
+            cost_scale=problem.cost_scale,
+            rho_x=problem.rho_x,
+            rho_y=problem.rho_y,
+            tol=problem.hessian_tol,
+            precision=problem.precision,
+        )
+        if not product.converged:
+            warnings.warn(
+                f"second derivatives: linear solve ended at relative residual {product.residual:.1e}, "
+                f"above {problem.hessian_tol:.0e}",
+                NotConverged,
+                stacklevel=2,
+            )
+        slope_a = weight_gradient_slope(f, problem.rho_x, problem.eps)
+        slope_b = weight_gradient_slope(g, problem.rho_y, problem.eps)
+        h_a = slope_a * product.h_a + problem.eps * tangent[1].sum()
+        h_b = slope_b * product.h_b + problem.eps * tangent[0].sum()
+        if problem.balanced:
+            h_a, h_b = balance(a, b, h_a, h_b)
+            c_a, c_b = _curvature_of_normalisation(a, b, f, g, u_a, u_b)
+            h_a, h_b = h_a + c_a, h_b + c_b
+        return product.h_x, product.h_y, h_a, h_b
+
+
+class _Self:
+    """The same of OT_eps(a, a) in (x, a), given (x, a, f): both sides are alike."""
+
+    def __init__(self, problem: Regularisation):
+        self.pair = _Pair(problem)
+
+    def gradients(self, tensors: Sequence[torch.Tensor], needed: Sequence[bool]) -> Gradients:
+        x, a, f = tensors
+        of_x, _, of_a, _ = self.pair.gradients([x, x, a, a, f, f], [needed[0], False, needed[1], False])
+        return tuple(half if half is None else 2.0 * half for half in (of_x, of_a))
+
+    def hessian_times(self, tensors: Sequence[torch.Tensor], direction: Gradients) -> Gradients:
+        x, a, f = tensors
+        v_x, v_a = direction
+        h_x, h_y, h_a, h_b = self.pair.hessian_times([x, x, a, a, f, f], (v_x, v_x, v_a, v_a))
+        sides = (h_x, h_y), (h_a, h_b)
+        return tuple(left if left is None or right is None else left + right for left, right in sides)
+
+
+Derivatives = _Pair | _Self
+
+
+def _attach(
+    value: torch.Tensor, derivatives: Derivatives, inputs: list[torch.Tensor], potentials: list[torch.Tensor]
+) -> torch.Tensor:
+    return _Envelope.apply(value, derivatives, len(inputs), *inputs, *potentials)
+
+
+class _Envelope(torch.autograd.Function):
+    """The value as given, with the derivatives of its problem attached: (value, derivatives, count, *tensors), of which
+    the first `count` tensors are differentiated and the rest are constants."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, derivatives: Derivatives, count: int, *tensors: torch.Tensor):
+        ctx.derivatives, ctx.count = derivatives, count
+        ctx.save_for_backward(*tensors)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: torch.Tensor):
+        needed = ctx.needs_input_grad[3 : 3 + ctx.count]
+        gradients = _Gradient.apply(ctx.derivatives, needed, *ctx.saved_tensors)
+        constants = (None,) * (len(ctx.saved_tensors) - ctx.count)
+        scaled = (None if gradient is None else (upstream[0] * gradient).to(gradient.dtype) for gradient in gradients)
+        return None, None, None, *scaled, *constants
+
+
+class _Gradient(torch.autograd.Function):
+    """The gradients themselves, as functions of (derivatives, needed, *tensors)."""
+
+    @staticmethod
+    def forward(ctx: Any, derivatives: Derivatives, needed: Sequence[bool], *tensors: torch.Tensor):
+        ctx.derivatives = derivatives
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors)
+        with _full_precision(tensors[0]):
+            return derivatives.gradients(tensors, needed)
+
+    @staticmethod
+    def backward(ctx: Any, *direction: torch.Tensor | None):
+        changes = _HessianProduct.apply(ctx.derivatives, len(direction), *direction, *ctx.saved_tensors)
+        constants = (None,) * (len(ctx.saved_tensors) - len(direction))
+        return None, None, *changes, *constants
+
+
+class _HessianProduct(torch.autograd.Function):
+    """Second derivatives along a direction; there are no third ones."""
+
+    @staticmethod
+    def forward(ctx: Any, derivatives: Derivatives, count: int, *tensors: torch.Tensor):
+        direction, rest = tensors[:count], tensors[count:]
+        with _full_precision(rest[0]):
+            return derivatives.hessian_times(rest, direction)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: torch.Tensor):
+        raise NotImplementedError("OT values are differentiable twice, not three times: detach the second derivatives")
+
+
+def _full_precision(tensor: torch.Tensor) -> torch.autocast:
+    """Products inside are chosen for their accuracy: autocast must not touch them."""
+    return torch.autocast(tensor.device.type, enabled=False)
+
+
+def _onto_equal_masses(
+    a: torch.Tensor, b: torch.Tensor, v_a: torch.Tensor, v_b: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """How weights normalised to their mean mass move when the weights as given move along (v_a, v_b)."""
+    excess = (v_a.sum() - v_b.sum()) / 2
+    return v_a - excess * a / a.sum(), v_b + excess * b / b.sum()
+
+
+def _curvature_of_normalisation(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    f: torch.Tensor,
+    g: torch.Tensor,
+    v_a: torch.Tensor,
+    v_b: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the second derivative of that normalisation adds to the change of the weights' gradients."""
+    f, g = balance(a, b, f, g)
+    mass = a.sum()
+    excess = (v_a.sum() - v_b.sum()) / (2 * mass)
+    mean = torch.where(a > 0, a * f, 0.0).sum() / mass
+    shift = 2 * excess * mean - (_dot(f, v_a) - _dot(g, v_b)) / (2 * mass)
+    return shift - excess * f, excess * g - shift
+
+
+def _dot(potential: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:
+    return torch.where(direction == 0, 0.0, potential * direction).sum()
