@@ -44,8 +44,9 @@ test-gpu: $(READY) ## all tests, every solver on this machine's GPU too, one aft
 reproduce-table2: $(READY) ## memory traffic, time and launches at n = 10,000, d = 64 (smaller without a GPU)
 	$(FSBENCH) run experiment=table2
 
-reproduce-table3: $(READY) ## forward time against n and d, every solver
+reproduce-table3: $(READY) ## time against n and d, every solver: forward, and with the gradient
 	$(FSBENCH) run experiment=table3_forward
+	$(FSBENCH) run experiment=table3_backward
 
 reproduce-memory: $(READY) ## peak memory against n and d
 	$(FSBENCH) run experiment=memory

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -24,6 +24,13 @@ class Framework(StrEnum):
 
     TORCH = "torch"
     JAX = "jax"
+
+
+class Task(StrEnum):
+    """What a timed call computes."""
+
+    FORWARD = "forward"  # the potentials
+    FORWARD_BACKWARD = "forward_backward"  # and the gradient of OT_eps in both clouds
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,7 @@ class Spec:
     cost_scale: float
     dtype: str  # "float32" or "float64"
     device: str  # "cpu" or "cuda"
+    task: Task = Task.FORWARD
 
 
 @dataclass(frozen=True)
@@ -97,6 +105,9 @@ class Solution:
 
     n_passes counts sweeps over all n * m pairs: a half-step is one pass, a fused row and column update also one.
     `converged` is None where the solver has no stopping rule of its own.
+    grad_x [n, d], grad_y [m, d]: gradient of OT_eps in the clouds at these potentials, by the envelope theorem, if
+    the task asks for it: 2 cost_scale (r_i x_i - (P y)_i), r = P 1, and likewise in y; or with each row normalised by
+    its own sum, 2 cost_scale a_i (x_i - (P y)_i / r_i). The two agree at convergence; either will do.
     """
 
     f: Any
@@ -105,6 +116,13 @@ class Solution:
     n_passes: float | None
     converged: bool | None = None
     trace: tuple[TracePoint, ...] = ()
+    grad_x: Any = None
+    grad_y: Any = None
+
+    def with_gradients(self, grad_x: Any, grad_y: Any, *, passes: float) -> Solution:
+        """This solution with its gradients, which took so many more passes over all pairs."""
+        total = None if self.n_passes is None else self.n_passes + passes
+        return replace(self, grad_x=grad_x, grad_y=grad_y, n_passes=total)
 
 
 class Solver(Protocol):
@@ -113,7 +131,7 @@ class Solver(Protocol):
     framework: Framework
 
     def supports(self, spec: Spec, budget: Budget) -> None:
-        """Raise `Unsupported` with the reason if this problem or this kind of budget cannot be run."""
+        """Raise `Unsupported` with the reason if this problem, task or kind of budget cannot be run."""
 
     def prepare(self, spec: Spec, budget: Budget) -> None:
         """Compile, autotune, allocate. Untimed; sees no values."""
@@ -182,16 +200,19 @@ class Cell:
     timing: Timing
     timeout_s: float | None  # None: no limit
     requires: tuple[str, ...] = field(default=())  # distributions the solver needs, for doctor's advice
+    task: Task = Task.FORWARD
 
     @property
     def spec(self) -> Spec:
-        return Spec(self.n, self.m, self.d, self.eps, self.cost_scale, self.dtype, self.device)
+        return Spec(self.n, self.m, self.d, self.eps, self.cost_scale, self.dtype, self.device, self.task)
 
     @property
     def group_id(self) -> str:
         """Same for all cells that differ in the solver alone: these are compared, and sampled in turn."""
         keys = ("problem_target", "problem_params", "seed", "n", "m", "d", "eps", "cost_scale", "dtype", "device")
-        return _digest({k: getattr(self, k) for k in keys} | {"budget": budget_to_dict(self.budget)})
+        # Identities of forward cells are older than tasks, and stay.
+        task = {} if self.task is Task.FORWARD else {"task": self.task}
+        return _digest({k: getattr(self, k) for k in keys} | {"budget": budget_to_dict(self.budget)} | task)
 
     @property
     def cell_id(self) -> str:
@@ -210,6 +231,7 @@ class Cell:
         raw["timing"] = Timing(**raw["timing"])
         raw["ladder"] = tuple(raw["ladder"])
         raw["requires"] = tuple(raw["requires"])
+        raw["task"] = Task(raw["task"])
         return cls(**raw)
 
 

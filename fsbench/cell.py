@@ -7,14 +7,13 @@ must precede torch's.
 
 from __future__ import annotations
 
-import hashlib
-import importlib
 import itertools
 import json
 import math
 import time
 import traceback
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,9 +27,11 @@ from fsbench.api import (
     Problem,
     Solution,
     Solver,
+    Task,
     ToResidual,
     Unsupported,
 )
+from fsbench.cell_inputs import arrays_of, clouds_of, input_hash, load_target
 from fsbench.clock import evict_l2, time_solve
 from fsbench.frameworks import Backend, backend
 from fsbench.memory import PeakMemory, energy_j, gpu_state
@@ -40,7 +41,6 @@ from fsbench.stats import quartiles
 if TYPE_CHECKING:
     from fsbench.metrics import Score
 
-WEIGHT_TOLERANCE = 1e-6  # on a sum of one: float32 rounding of the weights of 10^8 points stays below
 ENERGY_WINDOW_S = 1.0  # the GPU's energy counter moves in steps of up to a tenth of a second
 
 
@@ -54,6 +54,7 @@ class _Kept:
 
     f: np.ndarray
     g: np.ndarray
+    gradients: tuple[np.ndarray, np.ndarray] | None
     said: Solution
 
 
@@ -105,7 +106,7 @@ class Measurement:
     def start(self) -> None:
         """Everything before the first sample: import, inputs, compilation, warm-up, choice of the ladder's rung."""
         cell = self.cell
-        solver_class = _load(cell.solver_target)
+        solver_class = load_target(cell.solver_target)
         is_ladder = bool(cell.ladder) and isinstance(cell.budget, ToResidual)
         settings = [{**cell.solver_params, **rung} for rung in cell.ladder] if is_ladder else [cell.solver_params]
         solvers = [solver_class(**params) for params in settings]
@@ -162,7 +163,7 @@ class Measurement:
     def solve(self, budget: Budget | None = None) -> Solution:
         """One solve outside every clock, finished when this returns."""
         solution = self._solver.solve(self._problem, budget or self.cell.budget)
-        self._backend.wait((solution.f, solution.g))
+        self._backend.wait((solution.f, solution.g, solution.grad_x, solution.grad_y))
         return solution
 
     def sampled(self, seconds: float) -> None:
@@ -217,6 +218,7 @@ class Measurement:
             "ladder": self._ladder_column(),
             **self._time_columns(),
             **self._quality_columns(scored, reached=bool(reached)),
+            "gradient_rel_err": self._gradient_error(),
             **memory,
         }
 
@@ -254,7 +256,12 @@ class Measurement:
         if not isinstance(solution, Solution):
             raise InvalidSolution(f"solve must return a fsbench.api.Solution, got {type(solution).__name__}")
         f, g = self._backend.host(solution.f), self._backend.host(solution.g)
-        return _Kept(f, g, replace(solution, f=None, g=None))
+        gradients = None
+        if self.cell.task is Task.FORWARD_BACKWARD:
+            if solution.grad_x is None or solution.grad_y is None:
+                raise InvalidSolution("task forward_backward: the solution must hold grad_x and grad_y")
+            gradients = self._backend.host(solution.grad_x), self._backend.host(solution.grad_y)
+        return _Kept(f, g, gradients, replace(solution, f=None, g=None, grad_x=None, grad_y=None))
 
     def _score(self, kept: _Kept) -> Score:
         from fsbench.metrics import score  # brings torch: see the module's docstring
@@ -267,6 +274,19 @@ class Measurement:
         if not math.isfinite(scored.residual_l1):
             raise InvalidSolution("f and g are finite, but their plan overflows float64: the residual is infinite")
         return scored
+
+    def _gradient_error(self) -> float | None:
+        """InvalidSolution if a gradient has the wrong shape or is not finite where there is weight."""
+        if self._kept.gradients is None:
+            return None
+        from fsbench.metrics_gradient import gradient_error  # brings torch
+
+        cell, kept = self.cell, self._kept
+        error = partial(gradient_error, eps=cell.eps, cost_scale=cell.cost_scale, device=cell.device)
+        try:
+            return _finite(error(self._clouds, kept.f, kept.g, *self._kept.gradients))
+        except ValueError as reason:
+            raise InvalidSolution(str(reason)) from reason
 
     def _ladder_column(self) -> str | None:
         if not self._rungs:
@@ -323,50 +343,6 @@ class Measurement:
         }
 
 
-def clouds_of(cell: Cell) -> Clouds:
-    """The cell's clouds as every solver gets them: from the seed in float64, then cast to the cell's dtype.
-
-    The closed form follows the cost: OT_eps of cost_scale * C is cost_scale * OT_(eps / cost_scale) of C.
-    """
-    family = _load(cell.problem_target)
-    exact: Clouds = family(
-        n=cell.n, m=cell.m, d=cell.d, eps=cell.eps / cell.cost_scale, seed=cell.seed, **cell.problem_params
-    )
-    _check_clouds(cell, exact)
-    x, y, a, b = (np.ascontiguousarray(v, dtype=cell.dtype) for v in arrays_of(exact))
-    return Clouds(x, y, a, b, None if exact.optimal_value is None else cell.cost_scale * exact.optimal_value)
-
-
-def _check_clouds(cell: Cell, clouds: Clouds) -> None:
-    """ValueError, naming the problem family, unless it kept to what `Clouds` promises."""
-    whose = f"problem family {cell.problem} ({cell.problem_target})"
-    if not isinstance(clouds, Clouds):
-        raise ValueError(f"{whose} must return fsbench.api.Clouds, got {type(clouds).__name__}")
-    shapes = {"x": (cell.n, cell.d), "y": (cell.m, cell.d), "a": (cell.n,), "b": (cell.m,)}
-    for (name, shape), values in zip(shapes.items(), arrays_of(clouds), strict=True):
-        if np.shape(values) != shape:
-            raise ValueError(f"{whose} must return {name} of shape {shape}, got {np.shape(values)}")
-        if not np.isfinite(values).all():
-            raise ValueError(f"{whose} returned {name} with NaN or infinite values")
-    for name, weight in (("a", clouds.a), ("b", clouds.b)):
-        if (weight < 0).any() or abs(weight.sum() - 1) > WEIGHT_TOLERANCE:
-            raise ValueError(f"{whose} must return non-negative {name} that sums to one, got {weight.sum():g}")
-
-
-def arrays_of(clouds: Clouds) -> tuple[np.ndarray, ...]:
-    """x, y, a, b."""
-    return clouds.x, clouds.y, clouds.a, clouds.b
-
-
-def input_hash(clouds: Clouds) -> str:
-    """SHA-256 of shapes, dtypes and bytes: equal inputs, equal hash."""
-    digest = hashlib.sha256()
-    for values in arrays_of(clouds):
-        digest.update(f"{values.shape}{values.dtype}".encode())
-        digest.update(np.ascontiguousarray(values).data)
-    return digest.hexdigest()
-
-
 def describe_failure(exc: BaseException, phase: Phase) -> Record:
     """Status, detail, traceback and phase of a cell that raised `exc` in `phase`."""
     if isinstance(exc, Unsupported):
@@ -397,15 +373,6 @@ def is_out_of_memory(exc: BaseException) -> bool:
     if "shared memory" not in text and any(mark in text for mark in marks):
         return True
     return exc.__cause__ is not None and is_out_of_memory(exc.__cause__)
-
-
-def _load(target: str) -> Any:
-    """The object that a dotted path names. ImportError if the module or the name is not there."""
-    module, _, name = target.rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except AttributeError as missing:
-        raise ImportError(f"{module} has no {name!r}: check _target_: {target}") from missing
 
 
 def _finite(value: float) -> float | None:

@@ -10,13 +10,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fsbench.records import ENVIRONMENTS, MEASUREMENTS, SCHEMA_VERSION, Record, check_record, read_lines
+from fsbench.records import ENVIRONMENTS, MEASUREMENTS, Record, check_record, read_lines, upgraded
 
 
 def read(path: Path) -> tuple[list[Record], list[Record]]:
     """(measurements, environments) of a run folder, of a Parquet file and its folder, or of a folder of Parquet files.
 
-    Raises FileNotFoundError if nothing is there, ValueError if a record has another schema version.
+    Raises FileNotFoundError if nothing is there, ValueError if a record has a schema version that is not known.
     """
     if path.is_file() and path.suffix == ".parquet":
         measurements, environments = _parquet([path]), _parquet([path.parent / "environments.parquet"])
@@ -28,13 +28,10 @@ def read(path: Path) -> tuple[list[Record], list[Record]]:
         environments = _parquet([path / "environments.parquet"])
     else:
         raise FileNotFoundError(f"no records in {path}: expected measurements.jsonl or Parquet files there")
-    for record in measurements:
-        if record.get("schema_version") != SCHEMA_VERSION:
-            raise ValueError(
-                f"{path} has records of schema {record.get('schema_version')}, this is schema {SCHEMA_VERSION}: "
-                "run the experiment again, or collect with the version that wrote them"
-            )
-    return measurements, environments
+    try:
+        return [upgraded(record) for record in measurements], environments
+    except ValueError as error:
+        raise ValueError(f"{path} has {error}") from error
 
 
 def newest(measurements: Iterable[Record]) -> list[Record]:

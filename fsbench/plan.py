@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fsbench import compose
-from fsbench.api import Budget, Cell, Timing, budget_from_dict
+from fsbench.api import Budget, Cell, Task, Timing, budget_from_dict
 from fsbench.compose import ConfigError
 from fsbench.env import has_gpu
 
@@ -85,6 +85,7 @@ def _expand(config: dict[str, Any], config_dirs: list[Path], device: str, timeou
     timing = _timing(config["timing"])
     budgets = _budgets(config["budget"])
     cost_scale = _positive("cost_scale", config["cost_scale"])
+    task = Task(_one_of("task", config["task"], tuple(Task)))
 
     cells: dict[str, Cell] = {}
     sizes = itertools.product(
@@ -113,6 +114,7 @@ def _expand(config: dict[str, Any], config_dirs: list[Path], device: str, timeou
             timing=timing,
             timeout_s=timeout_s,
             requires=solver.requires + problem.requires,
+            task=task,
         )
         twin = cells.setdefault(cell.cell_id, cell)
         if twin.solver != cell.solver or twin.problem != cell.problem:

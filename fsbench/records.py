@@ -15,9 +15,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from fsbench.api import Cell, FixedIterations, budget_to_dict
+from fsbench.api import Cell, FixedIterations, Task, budget_to_dict
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+_READABLE = (1, SCHEMA_VERSION)
 
 Record = dict[str, Any]
 
@@ -55,6 +56,8 @@ _IDENTITY = [
     ("group_id", pa.string()),  # same for the cells that differ in the solver alone
     ("code_id", pa.string()),
     ("env_id", pa.string()),
+    ("git_commit", pa.string()),  # of the run that measured this; null where the tree has no repository and names none
+    ("git_dirty", pa.bool_()),
     ("experiment", pa.string()),
     ("started_at", pa.string()),  # ISO 8601, UTC
 ]
@@ -74,6 +77,7 @@ _WHAT = [
     ("dtype", pa.string()),
     ("device", pa.string()),
     ("matmul_precision", pa.string()),
+    ("task", pa.string()),  # what a timed call computes: forward, forward_backward or hvp
     ("mode", pa.string()),  # fixed_iterations or to_residual
     ("tol", pa.float64()),
     ("max_iterations", pa.int64()),
@@ -120,6 +124,9 @@ _QUALITY = [
     ("dual_value", pa.float64()),
     ("primal_value", pa.float64()),
     ("ref_rel_err", pa.float64()),
+    ("gradient_rel_err", pa.float64()),  # larger of the two clouds', against float64: see metrics_gradient.py
+    ("hvp_rel_err", pa.float64()),  # of the Hessian-vector product, against float64
+    ("hvp_residual_self", pa.float64()),  # of the solver's linear system, relative, as the solver says
     ("ladder", pa.string()),  # JSON list of {params, seconds, residual}: rungs tried, cheap to dear
     ("curve", pa.list_(_CURVE_POINT)),
 ]
@@ -171,7 +178,7 @@ ENVIRONMENTS = pa.schema(
 _ALWAYS = {
     "schema_version", "record_id", "run_id", "attempt", "cell_id", "group_id", "code_id", "env_id", "experiment",
     "started_at", "solver", "solver_params", "problem", "problem_params", "seed", "n", "m", "d", "eps", "cost_scale",
-    "dtype", "device", "mode", "timing", "status",
+    "dtype", "device", "task", "mode", "timing", "status",
 }  # fmt: skip
 _MEASURED = {"framework", "input_hash", "first_call_s", "time_to_solution_s", "samples_s", "residual_l1"}
 _REQUIRED: dict[Status, set[str]] = {
@@ -194,10 +201,25 @@ def describe(cell: Cell) -> Record:
         "solver_params": json.dumps(cell.solver_params, sort_keys=True),
         "problem_params": json.dumps(cell.problem_params, sort_keys=True),
         "timing": json.dumps(asdict(cell.timing), sort_keys=True),
+        "task": cell.task.value,
         "mode": budget_to_dict(budget)["kind"],
         "tol": None if isinstance(budget, FixedIterations) else budget.tol,
         "max_iterations": budget.iterations if isinstance(budget, FixedIterations) else budget.max_iterations,
     }
+
+
+def upgraded(record: Record) -> Record:
+    """`record` in this schema, if it is of this or an older version that can be read. ValueError otherwise.
+
+    Version 1 knew forward solves only, and no commit: that column stays null.
+    """
+    version = record.get("schema_version")
+    if version not in _READABLE:
+        raise ValueError(
+            f"records of schema version {version}; this fsbench reads versions"
+            f" {', '.join(map(str, _READABLE))}: run the experiment again, or use the fsbench that wrote them"
+        )
+    return {"task": Task.FORWARD.value} | record | {"schema_version": SCHEMA_VERSION}
 
 
 def check_record(record: Record) -> None:

@@ -106,6 +106,7 @@ class Runner:
         self._run_id = f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}"
         self._workers: dict[str, WorkerProcess] = {}
         self._env_id = ""
+        self._commit: dict[str, Any] = {}
         self._history: History
 
     def run(self) -> Outcome:
@@ -213,6 +214,7 @@ class Runner:
             "attempt": self._history.next_attempt(cell),
             "code_id": code_id(cell.solver_target, cell.problem_target),
             "env_id": self._env_id,
+            **self._commit,
             "started_at": started_at,
         }
         record = _complete(identity | measured)
@@ -231,6 +233,7 @@ class Runner:
         """The environment, once, and the effective configuration of this run."""
         row = environment()
         self._env_id = row["env_id"]
+        self._commit = {name: row[name] for name in ("git_commit", "git_dirty")}
         path = self.folder / f"environments{self._suffix}.jsonl"
         if all(known["env_id"] != self._env_id for known in records.read_lines(path)):
             records.append(path, row)

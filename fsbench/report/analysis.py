@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pandas as pd
 
+from fsbench.api import Task
 from fsbench.records import Status
 
 TIME = "time_to_solution_s"
@@ -59,7 +60,12 @@ def counted(df: pd.DataFrame, column: str) -> pd.DataFrame:
 
 
 def time_words(df: pd.DataFrame) -> str:
-    """What the time of these records is, by their mode, as a title begins."""
+    """What the time of these records is, by their task and mode, as a title begins."""
+    gradient = ", gradient included" if set(df["task"].dropna()) == {Task.FORWARD_BACKWARD} else ""
+    return _time_words(df) + gradient
+
+
+def _time_words(df: pd.DataFrame) -> str:
     modes = set(df["mode"].dropna())
     if modes == {"to_residual"}:
         targets = ", ".join(f"{tol:g}" for tol in sorted(df["tol"].dropna().unique()))

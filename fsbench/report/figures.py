@@ -51,7 +51,7 @@ def scaling(df: pd.DataFrame, *, x: str, y: str, title: str, fit: bool = False) 
     """
     other = "n" if x == "d" else "d"
     # Different budgets or precisions are never one line; seeds are, as their median.
-    keys = ("n", "dtype", "mode", "tol", "max_iterations") if x == "tol" else ("dtype", "mode", "tol", "max_iterations")
+    keys = [*(["n"] if x == "tol" else []), "dtype", "task", "mode", "tol", "max_iterations"]
     more = [key for key in keys if key != x and df[key].nunique(dropna=False) > 1]
     grouped = df.groupby(["problem", "eps", other, *more], dropna=False)
     panels = [part for _, part in grouped if part[x].notna().any() and part["problem"].notna().any()]

@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fsbench.records import ENVIRONMENTS, MEASUREMENTS, SCHEMA_VERSION, Status, read_lines
+from fsbench.records import ENVIRONMENTS, MEASUREMENTS, Status, read_lines, upgraded
 
 _IDENTITY = ["cell_id", "code_id", "env_id"]
 _ENVIRONMENT_ONLY = [name for name in ENVIRONMENTS.names if name not in MEASUREMENTS.names]
@@ -23,12 +23,14 @@ def load(path: str | Path) -> pd.DataFrame:
     `path` is a run folder (measurements*.jsonl, environments*.jsonl), a Parquet file, or a folder of Parquet files.
     Every column of both schemas is present; numbers are float64 with NaN for missing (inf and text included), flags
     are pandas booleans, text is str or None. Raises FileNotFoundError if there are no records at `path`, ValueError
-    if they follow another schema version.
+    if they follow a schema version that is not known.
     """
     path = Path(path)
     measurements, environments = _read(path)
-    _check_version(measurements, path)
-    return join(measurements, environments)
+    try:
+        return join(map(upgraded, measurements), environments)
+    except ValueError as error:
+        raise ValueError(f"{path} has {error}") from error
 
 
 def join(measurements: Iterable[dict[str, Any]], environments: Iterable[dict[str, Any]] = ()) -> pd.DataFrame:
@@ -69,15 +71,6 @@ def _read_parquet(files: list[Path], environment_files: list[Path]) -> tuple[lis
         return [row for file in chosen for row in pq.ParquetFile(file).read().to_pylist()]
 
     return rows(files, True), [row for row in rows(environment_files, False) if row.get("env_id")]
-
-
-def _check_version(rows: list[dict[str, Any]], path: Path) -> None:
-    found = {str(row.get("schema_version")) for row in rows} - {str(SCHEMA_VERSION), f"{SCHEMA_VERSION}.0"}
-    if found:
-        raise ValueError(
-            f"{path} has records of schema version {', '.join(sorted(found))}; this fsbench reads version"
-            f" {SCHEMA_VERSION}: run the experiment again, or report with the fsbench that wrote them"
-        )
 
 
 def _typed(rows: list[dict[str, Any]], schema: pa.Schema) -> pd.DataFrame:

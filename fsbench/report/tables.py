@@ -121,8 +121,9 @@ def unmeasured(df: pd.DataFrame, columns: Iterable[str]) -> list[str]:
 
 # What tells comparisons apart, in the order of rows and columns.
 _KEYS = {
-    "problem": Unit.TEXT, "dtype": Unit.TEXT, "mode": Unit.TEXT, "tol": Unit.EXACT, "max_iterations": Unit.EXACT,
-    "eps": Unit.EXACT, "d": Unit.EXACT, "n": Unit.EXACT, "m": Unit.EXACT, "seed": Unit.EXACT,
+    "problem": Unit.TEXT, "dtype": Unit.TEXT, "task": Unit.TEXT, "mode": Unit.TEXT, "tol": Unit.EXACT,
+    "max_iterations": Unit.EXACT, "eps": Unit.EXACT, "d": Unit.EXACT, "n": Unit.EXACT, "m": Unit.EXACT,
+    "seed": Unit.EXACT,
 }  # fmt: skip
 _TITLE = "Time to solution, median"
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 from flash_sinkhorn import SamplesLoss
 
-from fsbench.api import Budget, FixedIterations, Framework, Problem, Solution, Spec, ToResidual, Unsupported
+from fsbench.api import Budget, FixedIterations, Framework, Problem, Solution, Spec, Task, ToResidual, Unsupported
 from solvers.common.scheme import Scheme
 
 _EXTRA_SWEEPS = 2  # the symmetric solver adds an initial and a closing sweep to n_iters
@@ -28,6 +28,9 @@ class FlashSinkhornPypi:
 
     A sweep here updates both potentials. The symmetric solver adds two sweeps to n_iters; they are taken off it, so
     that every solver does the same number. The package does not tell how many it did before it stopped.
+
+    Gradients are `SamplesLoss(...)` and torch's backward, as documented. The loss does not return the potentials, so
+    they are read from its autograd node: solving twice would double its time.
     """
 
     framework = Framework.TORCH
@@ -77,16 +80,33 @@ class FlashSinkhornPypi:
             threshold = self.threshold_factor * eps * math.log1p(budget.tol)
         sweeps = _limit(budget)
         n_iters = sweeps if self.updates == "alternating" else sweeps - _EXTRA_SWEEPS
-        loss = _loss(self.updates, self.allow_tf32, eps, n_iters, threshold, self.inner_iterations, self.autotune)
-        with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
+        forward = problem.spec.task is Task.FORWARD
+        settings = (self.allow_tf32, eps, n_iters, threshold, self.inner_iterations, self.autotune)
+        loss = _loss(self.updates, *settings, potentials=forward)
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            f, g = loss(problem.a, problem.x, problem.b, problem.y)
+            f, g, *gradients = _potentials(loss, problem) if forward else _with_gradients(loss, problem)
         if scale != 1:
-            f, g = scale * f, scale * g
-        if threshold is None:
-            return Solution(f, g, sweeps, 2.0 * sweeps)
-        converged = not any("convergence to threshold" in str(warning.message) for warning in caught)
-        return Solution(f, g, n_iterations=None, n_passes=None, converged=converged)
+            f, g, *gradients = (scale * found for found in (f, g, *gradients))
+        solution = Solution(f, g, sweeps, 2.0 * sweeps)
+        if threshold is not None:
+            converged = not any("convergence to threshold" in str(warning.message) for warning in caught)
+            solution = Solution(f, g, n_iterations=None, n_passes=None, converged=converged)
+        return solution if forward else solution.with_gradients(*gradients, passes=2)
+
+
+def _potentials(loss: SamplesLoss, problem: Problem) -> tuple[torch.Tensor, ...]:
+    with torch.no_grad():
+        return loss(problem.a, problem.x, problem.b, problem.y)
+
+
+def _with_gradients(loss: SamplesLoss, problem: Problem) -> tuple[torch.Tensor, ...]:
+    """f [n], g [m], and the gradients of the loss in x [n, d] and y [m, d]."""
+    x, y = (points.detach().requires_grad_() for points in (problem.x, problem.y))
+    value = loss(problem.a, x, problem.b, y)
+    saved = value.grad_fn.saved_tensors  # x, y, a, b, f, g, ...: padded, if at all, at the end
+    f, g = (saved[place][: len(points)] for place, points in ((4, x), (5, y)))
+    return f, g, *torch.autograd.grad(value, (x, y))
 
 
 def _limit(budget: Budget) -> int:
@@ -102,6 +122,8 @@ def _loss(
     threshold: float | None,
     inner_iterations: int,
     autotune: bool,
+    *,
+    potentials: bool,
 ) -> SamplesLoss:
     """A user builds the module once and calls it often, so it is kept between solves."""
     return SamplesLoss(
@@ -115,5 +137,5 @@ def _loss(
         allow_tf32=allow_tf32,
         autotune=autotune,
         debias=False,
-        potentials=True,
+        potentials=potentials,
     )

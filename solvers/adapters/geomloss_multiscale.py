@@ -5,11 +5,12 @@ from __future__ import annotations
 from solvers.common.keops_runtime import check_device  # isort: skip  # first: it must run before torch is imported
 
 import math
+from dataclasses import replace
 
 import torch
 from geomloss import SamplesLoss
 
-from fsbench.api import Budget, FixedIterations, Framework, Problem, Solution, Spec, Unsupported
+from fsbench.api import Budget, FixedIterations, Framework, Problem, Solution, Spec, Task, Unsupported
 
 
 class GeomlossMultiscale:
@@ -21,6 +22,9 @@ class GeomlossMultiscale:
 
     GeomLoss has cost |x - y|^2 / 2 and eps = blur^2. Ours is cost_scale |x - y|^2, that is 2 cost_scale times theirs:
     blur = sqrt(eps / (2 cost_scale)), and potentials are multiplied by 2 cost_scale.
+
+    Gradients are torch's of <a, f> + <b, g>, which is GeomLoss's own loss: its last update is differentiable, with the
+    opposite potential held.
     """
 
     framework = Framework.TORCH
@@ -45,11 +49,17 @@ class GeomlossMultiscale:
         weights = torch.full((20,), 0.05, dtype=dtype, device=spec.device)
         for width in (blur, 10 * blur * 2000 ** (1 / spec.d)):  # clusters are width / 2000^(1/d) wide
             x = torch.linspace(0, width, 20, dtype=dtype, device=spec.device)[:, None].expand(-1, spec.d).contiguous()
-            _potentials(Problem(x, x, weights, weights, spec), scaling=0.5)
+            type(self)(scaling=0.5).solve(Problem(x, x, weights, weights, spec), budget)
 
     def solve(self, problem: Problem, budget: Budget) -> Solution:
-        f, g = _potentials(problem, self.scaling)
-        return Solution(f, g, n_iterations=None, n_passes=None)
+        if problem.spec.task is Task.FORWARD:
+            with torch.no_grad():  # GeomLoss switches gradients on as it ends; leaving this block puts them back
+                f, g = _potentials(problem, self.scaling)
+            return Solution(f, g, n_iterations=None, n_passes=None)
+        x, y = (points.detach().requires_grad_() for points in (problem.x, problem.y))
+        f, g = _potentials(replace(problem, x=x, y=y), self.scaling)
+        grad_x, grad_y = torch.autograd.grad(problem.a @ f + problem.b @ g, (x, y))
+        return Solution(f.detach(), g.detach(), n_iterations=None, n_passes=None, grad_x=grad_x, grad_y=grad_y)
 
 
 def _potentials(problem: Problem, scaling: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,9 +73,8 @@ def _potentials(problem: Problem, scaling: float) -> tuple[torch.Tensor, torch.T
         backend="multiscale",
     )
     scale = 2 * problem.spec.cost_scale
-    with torch.no_grad():  # GeomLoss switches gradients on as it ends; leaving this block puts them back
-        f, g = loss(problem.a, problem.x, problem.b, problem.y)
-        return scale * f, scale * g
+    f, g = loss(problem.a, problem.x, problem.b, problem.y)
+    return scale * f, scale * g
 
 
 def _blur(spec: Spec) -> float:

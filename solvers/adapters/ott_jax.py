@@ -12,7 +12,18 @@ from ott.geometry import geometry, pointcloud
 from ott.problems.linear import linear_problem
 from ott.solvers.linear import sinkhorn
 
-from fsbench.api import Budget, FixedIterations, Framework, Problem, Solution, Spec, ToResidual, TracePoint, Unsupported
+from fsbench.api import (
+    Budget,
+    FixedIterations,
+    Framework,
+    Problem,
+    Solution,
+    Spec,
+    Task,
+    ToResidual,
+    TracePoint,
+    Unsupported,
+)
 from solvers.common.scheme import Scheme
 
 
@@ -28,6 +39,9 @@ class OttJax:
     OTT expands the cost. Fixed iterations use threshold -1 and min_iterations = max_iterations, as OTT documents; OTT
     still takes the error once at the end, which is counted in the passes. The loop runs inside XLA: `max_seconds` of
     a budget cannot stop it and its trace has no times.
+
+    Gradients are `jax.grad` of `reg_ot_cost` at the solver's defaults, as OTT documents: by Danskin's theorem, so that
+    nothing is differentiated through the loop. It is reverse mode over the plan's total mass, counted as two passes.
     """
 
     framework = Framework.JAX
@@ -62,7 +76,8 @@ class OttJax:
 
     def solve(self, problem: Problem, budget: Budget) -> Solution:
         inner, limit = self._iterations(budget)
-        f, g, errors, converged = _solve(
+        forward = problem.spec.task is Task.FORWARD
+        (f, g, errors, converged), (grad_x, grad_y) = _solve(
             problem.x,
             problem.y,
             problem.a,
@@ -73,13 +88,13 @@ class OttJax:
             tol=budget.tol if isinstance(budget, ToResidual) else None,
             inner=inner,
             limit=limit,
+            with_gradient=not forward,
         )
         if isinstance(budget, FixedIterations):
-            return Solution(f, g, limit, 2.0 * limit + 1)
-        seen = [error for error in np.asarray(errors).tolist() if error != -1]  # -1: never reached
-        trace = tuple(TracePoint((k + 1) * inner, None, error) for k, error in enumerate(seen))
-        iterations = len(seen) * inner
-        return Solution(f, g, iterations, 2.0 * iterations + len(seen), bool(converged), trace)
+            solution = Solution(f, g, limit, 2.0 * limit + 1)
+        else:
+            solution = _with_trace(f, g, np.asarray(errors), inner, converged=bool(converged))
+        return solution if forward else solution.with_gradients(grad_x, grad_y, passes=2)
 
     def _iterations(self, budget: Budget) -> tuple[int, int]:
         """Iterations between two errors, and at most; OTT runs whole groups of the former only."""
@@ -89,15 +104,33 @@ class OttJax:
         return inner, budget.max_iterations // inner * inner
 
 
-@partial(jax.jit, static_argnames=("eps", "cost_scale", "batch_size", "tol", "inner", "limit"))
+def _with_trace(f: jax.Array, g: jax.Array, errors: np.ndarray, inner: int, *, converged: bool) -> Solution:
+    seen = [error for error in errors.tolist() if error != -1]  # -1: never reached
+    trace = tuple(TracePoint((k + 1) * inner, None, error) for k, error in enumerate(seen))
+    iterations = len(seen) * inner
+    return Solution(f, g, iterations, 2.0 * iterations + len(seen), converged, trace)
+
+
+@partial(jax.jit, static_argnames=("eps", "cost_scale", "batch_size", "tol", "inner", "limit", "with_gradient"))
 def _solve(
-    x: jax.Array, y: jax.Array, a: jax.Array, b: jax.Array, *, eps, cost_scale, batch_size, tol, inner, limit
-) -> tuple[jax.Array, jax.Array, Any, Any]:
-    """Potentials f [n], g [m], errors [looks] and whether OTT calls it converged."""
-    with jax.default_matmul_precision("highest"):
-        centre = 0.5 * (a @ x + b @ y)
+    x: jax.Array,
+    y: jax.Array,
+    a: jax.Array,
+    b: jax.Array,
+    *,
+    eps,
+    cost_scale,
+    batch_size,
+    tol,
+    inner,
+    limit,
+    with_gradient,
+) -> tuple[tuple[jax.Array, jax.Array, Any, Any], tuple[jax.Array | None, jax.Array | None]]:
+    """Potentials f [n], g [m], errors [looks], whether OTT calls it converged; gradients [n, d], [m, d] or None."""
+
+    def cost(x: jax.Array, y: jax.Array) -> tuple[Any, tuple[jax.Array, jax.Array, Any, Any]]:
         geom: geometry.Geometry = pointcloud.PointCloud(
-            x - centre, y - centre, epsilon=eps, batch_size=batch_size, scale_cost=1 / cost_scale
+            x, y, epsilon=eps, batch_size=batch_size, scale_cost=1 / cost_scale
         )
         if batch_size is None:
             geom = geometry.Geometry(cost_matrix=geom.cost_matrix, epsilon=eps)
@@ -109,7 +142,14 @@ def _solve(
         )
         out = solver(linear_problem.LinearProblem(geom, a, b))
         f, g = _common_potentials(geom, out.f, out.g, a, b, eps)
-    return f, g, out.errors, out.converged
+        return out.reg_ot_cost, (f, g, out.errors, out.converged)
+
+    with jax.default_matmul_precision("highest"):
+        centre = 0.5 * (a @ x + b @ y)
+        if not with_gradient:
+            return cost(x - centre, y - centre)[1], (None, None)
+        (_, found), gradients = jax.value_and_grad(cost, argnums=(0, 1), has_aux=True)(x - centre, y - centre)
+        return found, gradients
 
 
 def _common_potentials(

@@ -9,7 +9,7 @@ import math
 import ot
 import torch
 
-from fsbench.api import Budget, FixedIterations, Framework, Problem, Solution, Spec, ToResidual
+from fsbench.api import Budget, FixedIterations, Framework, Problem, Solution, Spec, Task, ToResidual
 from solvers.common.scheme import Scheme
 
 
@@ -20,6 +20,9 @@ class Pot:
     marginal at iterations 1, 11, 21, ...: since |r|_1 <= sqrt(m) |r|_2, stopThr = tol / sqrt(m) makes its stop imply
     an L1 residual of tol. Fixed iterations use stopThr = 0, which its strict comparison never passes. POT always
     builds the plan at the end; that pass and its memory are part of using it. `max_seconds` of a budget cannot stop it.
+
+    Gradients are the plan taken back through `ot.dist` by torch, which is what `ot.solve(grad="envelope")` documents,
+    without the value that it computes besides.
     """
 
     framework = Framework.TORCH
@@ -33,20 +36,27 @@ class Pot:
 
     def solve(self, problem: Problem, budget: Budget) -> Solution:
         x, y, a, b, eps = problem.x, problem.y, problem.a, problem.b, problem.spec.eps
-        with torch.no_grad():
-            centre = 0.5 * (a @ x + b @ y)
-            cost = ot.dist(x - centre, y - centre, metric="sqeuclidean")
+        forward = problem.spec.task is Task.FORWARD
+        centre = 0.5 * (a @ x + b @ y)
+        x, y = ((points - centre).requires_grad_(not forward) for points in (x, y))
+        with torch.set_grad_enabled(not forward):
+            cost = ot.dist(x, y, metric="sqeuclidean")
             if problem.spec.cost_scale != 1:
                 cost = cost * problem.spec.cost_scale
-            limit = budget.iterations if isinstance(budget, FixedIterations) else budget.max_iterations
-            threshold = budget.tol / math.sqrt(y.shape[0]) if isinstance(budget, ToResidual) else 0.0
-            _, log = ot.sinkhorn(
+        limit = budget.iterations if isinstance(budget, FixedIterations) else budget.max_iterations
+        threshold = budget.tol / math.sqrt(y.shape[0]) if isinstance(budget, ToResidual) else 0.0
+        with torch.no_grad():
+            plan, log = ot.sinkhorn(
                 a, b, cost, eps, method="sinkhorn_log", numItermax=limit, stopThr=threshold, log=True, warn=False
             )
+        with torch.no_grad():
             f, g = _common_potentials(cost, log["log_u"], log["log_v"], a, b, eps)
         iterations = int(log["niter"]) + 1
         converged = bool(log["err"][-1] < threshold) if isinstance(budget, ToResidual) else None
-        return Solution(f, g, iterations, 2.0 * iterations + len(log["err"]) + 1, converged)
+        solution = Solution(f, g, iterations, 2.0 * iterations + len(log["err"]) + 1, converged)
+        if forward:
+            return solution
+        return solution.with_gradients(*torch.autograd.grad(cost, (x, y), plan), passes=2)
 
 
 def _common_potentials(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from fsbench.api import Budget, Framework, Problem, Solution, Spec
-from solvers.common.alternating import alternating_sinkhorn
+from fsbench.api import Budget, Framework, Problem, Solution, Spec, Task
+from solvers.common.alternating import alternating_sinkhorn, log_weights
 from solvers.common.scheme import Scheme
 
 
@@ -14,6 +14,8 @@ class Tensorized:
 
     The cost is expanded, |x|^2 + |y|^2 - 2 x.y, by one matrix product in the problem's own precision (torch's default:
     no TF32) on clouds centred first, so a common offset costs no accuracy. Half-steps work in place in the buffer.
+
+    The gradient takes the plan, rows normalised by their own sum, in the same buffer: a pass and a product a cloud.
 
     check_every: iterations between two looks at the residual; each look stalls the device once and adds no pass.
     """
@@ -34,9 +36,10 @@ class Tensorized:
         eps, scale = problem.spec.eps, problem.spec.cost_scale
         with torch.no_grad():
             centre = 0.5 * (problem.a @ problem.x + problem.b @ problem.y)  # of mass: points without any may be far
-            logits = _negative_cost(problem.x - centre, problem.y - centre, scale / eps)
+            x, y = problem.x - centre, problem.y - centre
+            logits = _negative_cost(x, y, scale / eps)
             work = torch.empty_like(logits)
-            return alternating_sinkhorn(
+            solution = alternating_sinkhorn(
                 lambda h: _lse(logits, h[None, :], work, dim=1),
                 lambda h: _lse(logits, h[:, None], work, dim=0),
                 a=problem.a,
@@ -45,6 +48,14 @@ class Tensorized:
                 budget=budget,
                 check_every=self.check_every,
             )
+            if problem.spec.task is Task.FORWARD:
+                return solution
+            u, v = log_weights(problem.a) + solution.f / eps, log_weights(problem.b) + solution.g / eps
+            mean_y = _softmax(logits, v[None, :], work, dim=1) @ y
+            mean_x = _softmax(logits, u[:, None], work, dim=0).T @ x
+            grad_x, grad_y = problem.a[:, None] * (x - mean_y), problem.b[:, None] * (y - mean_x)
+            factor = 2 * scale
+            return solution.with_gradients(factor * grad_x, factor * grad_y, passes=2)
 
 
 def _negative_cost(x: torch.Tensor, y: torch.Tensor, scale: float) -> torch.Tensor:
@@ -58,3 +69,10 @@ def _lse(logits: torch.Tensor, bias: torch.Tensor, work: torch.Tensor, *, dim: i
     torch.add(logits, bias, out=work)
     peak = work.amax(dim, keepdim=True)
     return work.sub_(peak).exp_().sum(dim).log_().add_(peak.squeeze(dim))
+
+
+def _softmax(logits: torch.Tensor, bias: torch.Tensor, work: torch.Tensor, *, dim: int) -> torch.Tensor:
+    """Softmax of logits + bias along dim, in `work`."""
+    torch.add(logits, bias, out=work)
+    work.sub_(work.amax(dim, keepdim=True)).exp_()
+    return work.div_(work.sum(dim, keepdim=True))

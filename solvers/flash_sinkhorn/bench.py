@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
-from fsbench.api import Budget, FixedIterations, Framework, Problem, Solution, Spec, TracePoint, Unsupported
+from fsbench.api import Budget, FixedIterations, Framework, Problem, Solution, Spec, Task, TracePoint, Unsupported
 from solvers.common.scheme import Scheme
 
-from .solver import solve
+from .operators import gradient
+from .solver import Result, solve
 
 
 class FlashSinkhorn:
@@ -34,7 +35,9 @@ class FlashSinkhorn:
         dtype = getattr(torch, spec.dtype)
         x = torch.linspace(0, 1, spec.n * spec.d, dtype=dtype, device=spec.device).reshape(spec.n, spec.d)
         y = torch.linspace(0, 1, spec.m * spec.d, dtype=dtype, device=spec.device).reshape(spec.m, spec.d)
-        solve(x, y, eps=spec.eps, cost_scale=spec.cost_scale, n_iterations=2, **self.options)
+        result = solve(x, y, eps=spec.eps, cost_scale=spec.cost_scale, n_iterations=2, **self.options)
+        if spec.task is Task.FORWARD_BACKWARD:
+            self._gradient(Problem(x, y, None, None, spec), result)
         if not isinstance(budget, FixedIterations):
             solve(x, y, eps=spec.eps, cost_scale=spec.cost_scale, tol=1.0, max_iterations=2, **self.options)
 
@@ -59,4 +62,22 @@ class FlashSinkhorn:
             **self.options,
         )
         trace = tuple(TracePoint(check.iteration, check.seconds, check.residual) for check in result.trace)
-        return Solution(result.f, result.g, result.n_iterations, result.n_passes, result.converged, trace)
+        solution = Solution(result.f, result.g, result.n_iterations, result.n_passes, result.converged, trace)
+        if spec.task is Task.FORWARD:
+            return solution
+        return solution.with_gradients(*self._gradient(problem, result), passes=2)
+
+    def _gradient(self, problem: Problem, result: Result) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows normalised by their own sums: one sweep a cloud."""
+        spec = problem.spec
+        return gradient(
+            problem.x,
+            problem.y,
+            problem.a,
+            problem.b,
+            result.f,
+            result.g,
+            eps=spec.eps,
+            cost_scale=spec.cost_scale,
+            precision=self.options["precision"],
+        )

@@ -23,7 +23,7 @@ import torch
 import yaml
 from ot_reference import Scored, cost_matrix, score
 
-from fsbench.api import Budget, Framework, Problem, Solution, Spec, ToResidual, Unsupported
+from fsbench.api import Budget, Framework, Problem, Solution, Spec, Task, ToResidual, Unsupported
 
 SOLVERS = Path(__file__).parents[2] / "conf" / "solver"
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
@@ -45,6 +45,10 @@ class Outcome:
     @property
     def g(self) -> np.ndarray:
         return host(self.solution.g)
+
+    @property
+    def gradients(self) -> tuple[np.ndarray, np.ndarray]:
+        return host(self.solution.grad_x), host(self.solution.grad_y)
 
 
 @dataclass(frozen=True)
@@ -74,8 +78,10 @@ class Driver:
         """Relative rounding of the coordinates this solver computes with, float32 inputs."""
         return 2.0**-11 if self.fast else 2.0**-24
 
-    def spec(self, x, y, eps: float, cost_scale: float = 1.0, dtype: str = "float32") -> Spec:
-        return Spec(len(x), len(y), x.shape[1], eps, cost_scale, dtype, self.device)
+    def spec(
+        self, x, y, eps: float, cost_scale: float = 1.0, dtype: str = "float32", task: Task = Task.FORWARD
+    ) -> Spec:
+        return Spec(len(x), len(y), x.shape[1], eps, cost_scale, dtype, self.device, task)
 
     def array(self, values: np.ndarray, framework: Framework) -> Any:
         if framework == Framework.TORCH:
@@ -89,7 +95,17 @@ class Driver:
         return Problem(x, y, a, b, spec)
 
     def solve(
-        self, x, y, a=None, b=None, *, eps: float, budget: Budget | None = None, cost_scale=1.0, dtype="float32"
+        self,
+        x,
+        y,
+        a=None,
+        b=None,
+        *,
+        eps: float,
+        budget: Budget | None = None,
+        cost_scale=1.0,
+        dtype="float32",
+        task: Task = Task.FORWARD,
     ) -> Outcome:
         """Solve to a residual of 1e-4 unless told otherwise; skips what the solver says it does not support.
 
@@ -101,7 +117,7 @@ class Driver:
         a = np.full(len(x), 1 / len(x)) if a is None else a
         b = np.full(len(y), 1 / len(y)) if b is None else b
         x, y, a, b = inputs = tuple(np.ascontiguousarray(v, dtype=dtype) for v in (x, y, a, b))
-        spec = self.spec(x, y, eps, cost_scale, dtype)
+        spec = self.spec(x, y, eps, cost_scale, dtype, task)
         climbs = bool(self.ladder) and isinstance(budget, ToResidual)
         best: Outcome | None = None
         for rung in (self.ladder[0], self.ladder[-1]) if climbs else (None,):

@@ -85,3 +85,20 @@ def iterate(scheme: Scheme, iterations: int, x, y, a, b, *, eps: float) -> tuple
                 whole = k in (0, iterations - 1)
                 f, g = (new_f, new_g) if whole else ((f + new_f) / 2, (g + new_g) / 2)
     return f, g
+
+
+def gradients(f, g, x, y, a, b, *, eps: float, cost_scale: float = 1.0, normalised: bool) -> tuple[np.ndarray, ...]:
+    """Gradients in x [n, d] and y [m, d] at (f, g): 2 cost_scale sum_j P_ij (x_i - y_j) and its mirror image.
+
+    normalised: each point's plan has exactly its weight; else what the potentials give it.
+    """
+    x, y, a, b = (np.asarray(v, float) for v in (x, y, a, b))
+    f, g = np.where(a > 0, f, 0), np.where(b > 0, g, 0)
+    plan = a[:, None] * b * np.exp((f[:, None] + g - cost_matrix(x, y, cost_scale)) / eps)
+    rows, columns = plan, plan
+    if normalised:
+        rows = plan * (a / np.where(a > 0, plan.sum(1), 1))[:, None]
+        columns = plan * (b / np.where(b > 0, plan.sum(0), 1))
+    grad_x = rows.sum(1)[:, None] * x - rows @ y
+    grad_y = columns.sum(0)[:, None] * y - columns.T @ x
+    return 2 * cost_scale * grad_x, 2 * cost_scale * grad_y

@@ -39,6 +39,7 @@ def record(solver: str = "keops", *, time_s: float = 0.01, status: Status = Stat
         "dtype": "float32",
         "device": "cuda",
         "matmul_precision": _TEN_BIT.get(solver, "exact"),
+        "task": "forward",
         "timeout_s": 600.0,
         "timing": "{}",
         "status": str(status),

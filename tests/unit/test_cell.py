@@ -16,6 +16,7 @@ import torch
 from scipy.special import logsumexp
 
 from fsbench import cell as cell_module
+from fsbench import cell_inputs
 from fsbench.api import (
     Budget,
     Cell,
@@ -25,12 +26,14 @@ from fsbench.api import (
     Problem,
     Solution,
     Spec,
+    Task,
     Timing,
     ToResidual,
     TracePoint,
     Unsupported,
 )
-from fsbench.cell import InvalidSolution, Measurement, clouds_of, describe_failure, input_hash
+from fsbench.cell import InvalidSolution, Measurement, describe_failure
+from fsbench.cell_inputs import clouds_of, input_hash
 from fsbench.records import Phase, Record, check_record, describe
 
 QUICK = Timing(1, 0.0, 1, 3, 5, 0.0, 10.0, slope=False, memory=False)
@@ -83,6 +86,31 @@ class InJax(Fake):
         return Solution(jnp.zeros_like(problem.a), g, 1, 1.0)
 
 
+class Differentiates(Fake):
+    """The plan is the product of the weights, and so is its gradient, but for what `wrong` says."""
+
+    def __init__(self, *, wrong: str = "") -> None:
+        super().__init__()
+        self.wrong = wrong
+
+    def solve(self, problem: Problem, budget: Budget) -> Solution:
+        a, b, x, y, spec = problem.a, problem.b, problem.x, problem.y, problem.spec
+        cost = spec.cost_scale * ((x[:, None] - y[None]) ** 2).sum(-1)
+        g = -spec.eps * torch.logsumexp(a.log()[:, None] - cost / spec.eps, 0)
+        plan = a[:, None] * b * ((g - cost) / spec.eps).exp()
+        grad_x = 2 * spec.cost_scale * (plan.sum(1)[:, None] * x - plan @ y)
+        grad_y = 2 * spec.cost_scale * (b[:, None] * y - plan.T @ x)
+        if self.wrong == "absent":
+            return Solution(torch.zeros_like(a), g, 1, 1.0)
+        if self.wrong == "nan":
+            grad_y[2] = torch.nan
+        if self.wrong == "shape":
+            grad_x = grad_x.T
+        if self.wrong == "value":
+            grad_x = 1.25 * grad_x
+        return Solution(torch.zeros_like(a), g, 1, 1.0).with_gradients(grad_x, grad_y, passes=2)
+
+
 class Picky(Fake):
     def supports(self, spec: Spec, budget: Budget) -> None:
         raise Unsupported("only on Tuesdays")
@@ -130,6 +158,7 @@ def make(solver: type | str = Sinkhorn, *, timing: Timing = QUICK, budget: Budge
         "experiment": "test", "solver": "fake", "ladder": (), "matmul_precision": "exact", "problem": "family",
         "problem_target": "fsbench.problems.gaussian.gaussian", "problem_params": {}, "seed": 0, "n": 13, "m": 9,
         "d": 2, "eps": 1.0, "cost_scale": 1.0, "dtype": "float64", "device": "cpu", "timeout_s": 60.0,
+        "task": Task.FORWARD,
     }  # fmt: skip
     described |= {name: fields.pop(name) for name in set(fields) & set(described)}
     target = solver if isinstance(solver, str) else f"{__name__}.{solver.__name__}"
@@ -401,8 +430,8 @@ def test_module_loads_no_framework_before_the_solver_does() -> None:
     ],
 )
 def test_a_problem_family_is_held_to_its_promise(monkeypatch, change, said):
-    family = cell_module._load(make().problem_target)
-    monkeypatch.setattr(cell_module, "_load", lambda target: lambda **keys: change(family(**keys)))
+    family = cell_inputs.load_target(make().problem_target)
+    monkeypatch.setattr(cell_inputs, "load_target", lambda target: lambda **keys: change(family(**keys)))
     with pytest.raises(ValueError, match=said):
         clouds_of(make())
 
@@ -411,3 +440,25 @@ def test_a_solve_beyond_max_seconds_is_not_converged_whatever_its_residual():
     _, record = run(make(budget=ToResidual(1.0, max_seconds=1e-9)))
     assert record["residual_reached"] is True
     assert (record["status"], record["status_detail"]) == ("not_converged", "the solve took longer than max_seconds")
+
+
+def test_the_gradient_is_scored_where_the_task_asks_for_it() -> None:
+    both = {"task": Task.FORWARD_BACKWARD, "cost_scale": 0.5}
+    right, off = (run(make(Differentiates, wrong=wrong, **both))[1] for wrong in ("", "value"))
+    assert right["gradient_rel_err"] < 1e-12 and right["n_passes"] == 3.0
+    assert off["gradient_rel_err"] == pytest.approx(0.25)
+    assert run(make(Differentiates))[1]["gradient_rel_err"] is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("absent", "task forward_backward: the solution must hold grad_x and grad_y"),
+        ("nan", "grad_y is not finite on 1 of 9 points"),
+        ("shape", "grad_x has shape (2, 13), its points (13, 2)"),
+    ],
+)
+def test_a_gradient_that_cannot_be_scored_is_an_error(wrong: str, said: str) -> None:
+    with pytest.raises(InvalidSolution) as caught:
+        run(make(Differentiates, wrong=wrong, task=Task.FORWARD_BACKWARD))
+    assert said in str(caught.value)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import time
 from pathlib import Path
 
 import pytest
 
 from fsbench import compose
-from fsbench.api import Cell, FixedIterations, ToResidual
+from fsbench.api import Cell, FixedIterations, Task, ToResidual
 from fsbench.compose import ConfigError
 from fsbench.plan import make_plan
 
@@ -146,6 +148,20 @@ def test_cell_id_ignores_labels_and_deadlines_and_nothing_else(plan):
     assert len(ids | {base.cell_id}) == len(changes) + 1
 
 
+def test_a_task_is_another_measurement_and_forward_keeps_its_identity(plan):
+    forward, both = plan("n=10", "d=3").cells[0], plan("n=10", "d=3", "task=forward_backward").cells[0]
+    assert (forward.task, both.task) == (Task.FORWARD, Task.FORWARD_BACKWARD)
+    assert both.spec.task is Task.FORWARD_BACKWARD and Cell.from_json(both.to_json()) == both
+    assert forward.group_id != both.group_id and forward.cell_id != both.cell_id
+    # As records of schema version 1 have it, which knew no task.
+    described = {
+        "problem_target": "fsbench.problems.gaussian.gaussian", "problem_params": {}, "seed": 0, "n": 10, "m": 10,
+        "d": 3, "eps": 0.1, "cost_scale": 1.0, "dtype": "float32", "device": "cuda",
+        "budget": {"kind": "fixed_iterations", "iterations": 10},
+    }  # fmt: skip
+    assert forward.group_id == hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
+
+
 @pytest.mark.parametrize(
     ("text", "limit_s"), [("90", 90), ("90s", 90), ("10m", 600), ("3h", 10_800), ("none", None), ("1.5m", 90)]
 )
@@ -184,6 +200,7 @@ def test_a_limit_on_the_command_line_wins_over_the_file_and_says_so(conf, plan):
         ("budget.iteration=1", "did you mean 'iterations'?"),
         ("solver_params.toyy.a=1", "did you mean 'toy'?"),
         ("device=gpu", "device must be one of auto, cuda, cpu"),
+        ("task=backward", "task must be one of forward, forward_backward"),
         ("dtype=float16", "dtype must be one of float32, float64"),
         ("eps=abc", "eps must be a number, got 'abc'"),
         ("eps=0", "eps must be positive"),

@@ -38,6 +38,17 @@ def test_published_records_are_still_valid():
     assert table.num_rows == len(Status)
 
 
+def test_records_of_the_first_schema_are_read_as_forward_solves(folder, tmp_path):
+    old = read_lines(GOLDENS / "records_v1.jsonl")
+    assert {made["schema_version"] for made in old} == {1} and "task" not in old[0]
+    run = folder("old", *old, environments=({"env_id": env_id} for env_id in {made["env_id"] for made in old}))
+    for made in collecting.read(run)[0]:
+        check_record(made)
+        assert (made["schema_version"], made["task"]) == (records.SCHEMA_VERSION, "forward")
+    (file, _) = collect([run], tmp_path / "out")
+    assert set(pq.ParquetFile(file).read()["task"].to_pylist()) == {"forward"}
+
+
 @pytest.mark.parametrize(
     ("change", "needle"),
     [
@@ -78,6 +89,7 @@ def test_description_of_a_cell_fills_the_planned_columns():
     assert set(described) <= set(records.MEASUREMENTS.names)
     assert json.loads(described["solver_params"]) == {"name": "a", "speed": 2}
     assert (described["mode"], described["max_iterations"], described["tol"]) == ("fixed_iterations", 1, None)
+    assert described["task"] == "forward"
 
 
 def _append_many(path: Path, solver: str) -> None:
@@ -158,7 +170,7 @@ def test_shards_of_one_folder_are_read_together(folder, tmp_path):
 
 def test_old_schema_lost_environment_and_empty_folder_are_told(folder, tmp_path):
     old = folder("old", record("a") | {"schema_version": 0})
-    with pytest.raises(ValueError, match="schema 0, this is schema 1: run the experiment again"):
+    with pytest.raises(ValueError, match="version 0; this fsbench reads versions 1, 2: run the experiment again"):
         collect([old], tmp_path / "out")
     with pytest.raises(ValueError, match="has no environment"):
         collect([folder("lost", record("a"), environments=())], tmp_path / "out")

@@ -255,3 +255,33 @@ def test_time_to_residual_compares_what_both_reached(tmp_path):
 def test_time_to_residual_draws_time_against_the_target(tmp_path):
     stems = {path.stem for path in time_to_residual.report(frame(list(residual_records())), tmp_path)}
     assert stems == {"table", "speedups", "cells", "reached", "time_tol_n1k"}
+
+
+def test_table3_with_gradients_has_their_error_and_its_own_published_figures(tmp_path):
+    both = {"task": "forward_backward", "d": 512, "n": 10_000}
+    rows = [record("flash_sinkhorn", gradient_rel_err=2e-6, **both)]
+    rows += [record("keops", time_s=0.5, gradient_rel_err=3e-6, **both), record("pot", status=Status.OOM, **both)]
+    paths = table3.report(frame(rows), tmp_path)
+    assert "time_backward_n_fp32.png" in {path.name for path in paths}
+    cells = rows_of(tmp_path / "speedups.md")
+    (only,) = (row for row in cells if row[0] == "512")
+    assert only[cells[0].index("FlashSinkhorn over KeOps (×)")] == "50.0"
+    assert only[cells[0].index("over KeOps, published (A100) (×)")] == "161"
+    text = (tmp_path / "table.md").read_text()
+    assert "**Forward + backward, FP32-grade: d = 512" in text and "in both clouds" in text
+    block = text[text.index("d = 512") :]
+    assert "gradient error" in block and "2.00e-06" in block and "3.00e-06" in block
+
+
+def test_tasks_are_never_compared_with_each_other(tmp_path):
+    rows = [record("flash_sinkhorn"), record("keops", time_s=0.02)]
+    rows += [
+        record(name, time_s=time_s, task="forward_backward", group_id="both", cell_id=f"{name}-both")
+        for name, time_s in (("flash_sinkhorn", 0.03), ("keops", 0.09))
+    ]
+    table3.report(frame(rows), tmp_path)
+    forward, backward = (tmp_path / "speedups.md").read_text().split("**Forward + backward, ")
+    assert "| 2.00 |" in forward and "| 3.00 |" in backward
+    general.report(frame(rows), tmp_path / "general")
+    tasks = [cells[0] for cells in rows_of(tmp_path / "general" / "table.md")]
+    assert tasks.count("forward") == tasks.count("forward_backward") == 2

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from record_factory import CPU, GPU, record
 
-from fsbench.records import ENVIRONMENTS, MEASUREMENTS, Status, append
+from fsbench.records import ENVIRONMENTS, MEASUREMENTS, SCHEMA_VERSION, Status, append
 from fsbench.report import load
 from fsbench.report.load import join
 
@@ -68,6 +68,13 @@ def test_another_schema_is_one_clear_line(tmp_path, version):
     with pytest.raises(ValueError, match="schema version") as error:
         load(tmp_path)
     assert "\n" not in str(error.value) and str(tmp_path) in str(error.value)
+
+
+def test_records_of_the_first_schema_load_as_forward_solves(tmp_path):
+    row = {name: value for name, value in record("keops").items() if name != "task"} | {"schema_version": 1}
+    loaded = load(write_run(tmp_path, [row]))
+    assert loaded["task"].tolist() == ["forward"] and loaded["schema_version"].tolist() == [SCHEMA_VERSION]
+    assert loaded["git_commit"].tolist() == [None] and loaded["gradient_rel_err"].isna().all()
 
 
 @pytest.mark.parametrize("name", ["nothing", "empty"])

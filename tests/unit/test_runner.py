@@ -69,6 +69,19 @@ def test_one_valid_record_a_cell(out):
     assert {record["env_id"] for record in written(out)} == {environment["env_id"]}
 
 
+def test_a_record_names_the_commit_of_its_own_run(out, monkeypatch):
+    """The environment's row is that of the first run on this machine: a later commit adds none."""
+    real = runner.environment
+    for commit, dirty in (("first", False), ("second", True)):
+        row = real() | {"git_commit": commit, "git_dirty": dirty}
+        monkeypatch.setattr(runner, "environment", lambda row=row: row)
+        run(fake_plan(out, fake_cell(commit)))
+    assert len(read_lines(out / "fake" / "environments.jsonl")) == 1
+    assert [(r["solver"], r["git_commit"], r["git_dirty"]) for r in written(out)] == [
+        ("first", "first", False), ("second", "second", True)
+    ]  # fmt: skip
+
+
 def test_rounds_alternate_between_the_solvers_of_a_comparison_and_workers_are_kept(out, tmp_path):
     trace = tmp_path / "trace"
     cells = [fake_cell(name, n, trace=str(trace)) for n in (10, 20) for name in ("a", "b")]
