@@ -1,4 +1,4 @@
-"""Triton kernels: prepare a cloud, sweep over all pairs, settle the potentials.
+"""Triton kernels: prepare a cloud, then half-steps: sweep over all pairs and settle the rows' potentials.
 
 Exponents are base 2. For row i and column j
 
@@ -8,8 +8,11 @@ Exponents are base 2. For row i and column j
 and a sweep yields L_i = log2 sum_j 2^t_ij. Both potentials are in the exponent, so near the solution sums are near
 one and the plain loop keeps no running maximum. It is used where it is safe: |L| of a sweep is at most the largest
 move of the opposite potential just before (Sinkhorn's map does not expand) and the rows' own largest offset from a
-full balanced update, both of which `settle_kernel` leaves behind, and float32 exponents are off by no more than half
-an ulp of the largest bias.
+full balanced update, both of which settling leaves behind, and float32 exponents are off by no more than half an ulp
+of the largest bias.
+
+A row block's columns may be split over programs. The last of them to arrive settles the block, and the last block to
+be settled reduces the blocks' statistics, in a fixed order: one launch a half-step, the same bits every time.
 
 Integers that vary with n are not specialised, so that a new n compiles nothing.
 """
@@ -22,6 +25,7 @@ import triton.language as tl
 LARGEST_LOG2_SUM = tl.constexpr(60.0)  # sums in [2^-60, 2^60] neither overflow nor lose terms that count
 LARGEST_COORDINATE = tl.constexpr(32768.0)  # in units of 2^-9 of the clouds' span
 ULPS = tl.constexpr(2.0**-22)  # relative rounding of an exponent's few summands
+MOVE, OFFSET, RESIDUAL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # a cloud's statistics
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -65,11 +69,11 @@ def prepare_kernel(
 
 @triton.jit
 def rescale_kernel(
-    potential, half_square, log2_weight, row_bias, col_bias, moves, offsets, ratio, scale, ROWS: tl.constexpr,
+    potential, half_square, log2_weight, row_bias, col_bias, statistics, ratio, scale, ROWS: tl.constexpr,
 ):  # fmt: skip
     """potential *= ratio (a new epsilon), and the biases that follow from it and the new score scale.
 
-    Nothing is known then of the next sums: moves and offsets are infinite.
+    Nothing is known then of the next sums: move and offset are infinite.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     b_potential = tl.load(potential + row) * ratio
@@ -77,8 +81,9 @@ def rescale_kernel(
     tl.store(potential + row, b_potential)
     tl.store(row_bias + row, bias.to(tl.float32))
     tl.store(col_bias + row, (bias + tl.load(log2_weight + row)).to(tl.float32))
-    tl.store(moves + tl.program_id(0), float("inf"))
-    tl.store(offsets + tl.program_id(0), float("inf"))
+    if tl.program_id(0) == 0:
+        tl.store(statistics + MOVE, float("inf"))
+        tl.store(statistics + OFFSET, float("inf"))
 
 
 @triton.jit
@@ -150,33 +155,121 @@ def _score_tile(
 
 
 @triton.jit
-def _largest(values, n_values):
-    """Largest of n_values non-negative numbers."""
-    largest = tl.zeros([128], tl.float32)
-    for start in range(0, n_values, 128):
-        index = start + tl.arange(0, 128)
-        largest = tl.maximum(largest, tl.load(values + index, index < n_values, other=0.0))
-    return tl.max(largest, 0)
+def _settle_rows(
+    row, partial_log2_sums, n_padded, n_splits, potential, half_square, weight, log2_weight, row_bias, col_bias, used,
+    scale, relaxation, undamped,
+):  # fmt: skip
+    """Combine the splits of the rows into L and move their potential u, relaxation of the way to its full update
+    F = (1 - undamped) (u - L); undamped = eps / (rho + eps), 0 for a balanced marginal.
+
+    Stores potential, biases, and used: u as the sweep saw it. Returns the block's statistics: the largest |move|,
+    rounding included, of a point with weight; the largest distance left to u - L; and the residual before the move,
+    sum_i weight_i |2^(u_i - F_i) - 1|.
+    """
+    maximum = tl.full(row.shape, float("-inf"), tl.float32)
+    source = partial_log2_sums + row
+    for _ in range(n_splits):
+        maximum = tl.maximum(maximum, tl.load(source, cache_modifier=".cg"))  # written by other multiprocessors
+        source += n_padded
+    anchor = tl.where(maximum == float("-inf"), 0.0, maximum)
+    total = tl.zeros(row.shape, tl.float32)
+    source = partial_log2_sums + row
+    for _ in range(n_splits):
+        total += tl.exp2(tl.load(source, cache_modifier=".cg") - anchor)
+        source += n_padded
+    balanced_move = (anchor + tl.log2(total)).to(tl.float64)
+
+    # row_bias is the rounded potential that the sweep really used: starting from it keeps the update exact.
+    square = scale * tl.load(half_square + row)
+    b_used = tl.load(row_bias + row).to(tl.float64) + square
+    excess = balanced_move + undamped * (b_used - balanced_move)  # u - F
+    moved = b_used - relaxation * excess
+    bias = moved - square
+    b_weight = tl.load(weight + row)
+    tl.store(potential + row, moved)
+    tl.store(used + row, b_used)
+    tl.store(row_bias + row, bias.to(tl.float32))
+    tl.store(col_bias + row, tl.where(b_weight > 0, bias + tl.load(log2_weight + row), float("-inf")).to(tl.float32))
+    move = tl.where(b_weight > 0, relaxation * tl.abs(excess) + ULPS * tl.abs(bias), 0.0)
+    deviation = tl.where(b_weight > 0, tl.abs(tl.exp2(excess.to(tl.float32)) - 1.0), 0.0)
+    offset = tl.abs(balanced_move - relaxation * excess)
+    return tl.max(move, 0), tl.max(offset, 0), tl.sum(b_weight * deviation.to(tl.float64), 0)
 
 
-@triton.jit(do_not_specialize=["n_row_offsets", "n_col_moves", "n_tiles", "tiles_per_split"])
+@triton.jit
+def _reduce_statistics(block_statistics, statistics, n_blocks):
+    """statistics [3] of the cloud from those of its blocks, float64 [3, n_blocks]."""
+    move = tl.zeros([128], tl.float64)
+    offset = tl.zeros([128], tl.float64)
+    residual = tl.zeros([128], tl.float64)
+    for start in range(0, n_blocks, 128):
+        block = start + tl.arange(0, 128)
+        inside = block < n_blocks
+        source = block_statistics + block
+        move = tl.maximum(move, tl.load(source, inside, other=0.0, cache_modifier=".cg"))
+        offset = tl.maximum(offset, tl.load(source + n_blocks, inside, other=0.0, cache_modifier=".cg"))
+        residual += tl.load(source + 2 * n_blocks, inside, other=0.0, cache_modifier=".cg")
+    tl.store(statistics + MOVE, tl.max(move, 0))
+    tl.store(statistics + OFFSET, tl.max(offset, 0))
+    tl.store(statistics + RESIDUAL, tl.sum(residual, 0))
+
+
+@triton.jit
+def _settle_block(
+    row, partial_log2_sums, n_padded, n_splits, potential, half_square, weight, log2_weight, row_bias, col_bias, used,
+    statistics, block_statistics, arrivals, scale, relaxation, undamped,
+):  # fmt: skip
+    """Settle the rows of this program's block; the last block to arrive also reduces the statistics."""
+    block, n_blocks = tl.program_id(0), tl.num_programs(0)
+    move, offset, residual = _settle_rows(
+        row, partial_log2_sums, n_padded, n_splits, potential, half_square, weight, log2_weight, row_bias, col_bias,
+        used, scale, relaxation, undamped,
+    )  # fmt: skip
+    tl.store(block_statistics + block, move)
+    tl.store(block_statistics + n_blocks + block, offset)
+    tl.store(block_statistics + 2 * n_blocks + block, residual)
+    tl.debug_barrier()
+    if tl.atomic_add(arrivals + n_blocks, 1, sem="acq_rel") == n_blocks - 1:
+        tl.store(arrivals + n_blocks, 0)
+        _reduce_statistics(block_statistics, statistics, n_blocks)
+
+
+@triton.jit(do_not_specialize=["n_splits"])
+def settle_kernel(
+    partial_log2_sums, n_padded, n_splits, potential, half_square, weight, log2_weight, row_bias, col_bias, used,
+    statistics, block_statistics, arrivals, scale, relaxation, undamped, BM: tl.constexpr,
+):  # fmt: skip
+    """Settle what sweeps without settling left; one program for every BM rows. Arguments as in `sweep_kernel`."""
+    _settle_block(
+        tl.program_id(0) * BM + tl.arange(0, BM), partial_log2_sums, n_padded, n_splits, potential, half_square,
+        weight, log2_weight, row_bias, col_bias, used, statistics, block_statistics, arrivals, scale, relaxation,
+        undamped,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["n_tiles", "tiles_per_split"])
 def sweep_kernel(
     rows_hi, rows_lo, cols_hi, cols_lo, stride_row, stride_row_d, stride_col, stride_col_d,
-    row_bias, col_bias, row_offsets, col_moves, n_row_offsets, n_col_moves,
-    partial_log2_sums, n_padded, n_tiles, tiles_per_split, scale,
+    row_bias, col_bias, row_statistics, col_statistics, partial_log2_sums, n_padded, n_tiles, tiles_per_split, scale,
+    potential, half_square, weight, log2_weight, own_col_bias, used, block_statistics, arrivals, relaxation, undamped,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
     DIRECT: tl.constexpr, ROWS_SPLIT: tl.constexpr, COLS_SPLIT: tl.constexpr, STAGES: tl.constexpr,
+    SETTLE: tl.constexpr,
 ):  # fmt: skip
-    """Program (i, s): partial_log2_sums[s, rows of block i] over column tiles [s, s + 1) * tiles_per_split.
+    """Program (i, s): partial_log2_sums[s, rows of block i] over column tiles [s, s + 1) * tiles_per_split; with
+    SETTLE the rows are settled as well.
 
-    row_offsets, col_moves: as the last `settle_kernel` of each side left them, or `rescale_kernel`.
+    potential, half_square, weight, log2_weight, used: float64 [n_padded] and row_bias, own_col_bias: float32 [n_padded]
+    of the rows; col_bias: float32, of the columns. row_statistics, col_statistics: float64 [3], as settling each side
+    or `rescale_kernel` left them. block_statistics: float64 [3, blocks]; arrivals: int32 [blocks + 1], zero before and
+    after.
     """
     row_index = tl.program_id(0) * BM + tl.arange(0, BM)
     split = tl.program_id(1)
     first_tile = split * tiles_per_split
     last_tile = tl.minimum(first_tile + tiles_per_split, n_tiles)
     b_row = tl.load(row_bias + row_index)  # [BM]
-    bound = _largest(col_moves, n_col_moves) + _largest(row_offsets, n_row_offsets)
+    bound = (tl.load(col_statistics + MOVE) + tl.load(row_statistics + OFFSET)).to(tl.float32)
     bound += ULPS * tl.max(tl.abs(b_row), 0)
     q_hi, q_lo = _row_block(rows_hi, rows_lo, row_index, stride_row, stride_row_d, D, BD, DIRECT, ROWS_SPLIT)
     OUTER_STAGES: tl.constexpr = STAGES if D <= BD else 1
@@ -208,49 +301,12 @@ def sweep_kernel(
             sums += p if DIRECT else tl.sum(p, 1, keep_dims=True)
         log2_sums = tl.log2(tl.sum(sums, 1))
     tl.store(partial_log2_sums + split.to(tl.int64) * n_padded + row_index, log2_sums)
-
-
-@triton.jit(do_not_specialize=["n_splits"])
-def settle_kernel(
-    partial_log2_sums, n_padded, n_splits, potential, half_square, weight, log2_weight, row_bias, col_bias,
-    used, moves, offsets, residuals, scale, relaxation, undamped, ROWS: tl.constexpr,
-):  # fmt: skip
-    """Combine the splits of ROWS rows into L and move their potential u, relaxation of the way to its full update
-    F = (1 - undamped) (u - L); undamped = eps / (rho + eps), 0 for a balanced marginal.
-
-    potential, half_square, weight, log2_weight, used: float64 [n_padded]; row_bias, col_bias: float32 [n_padded].
-    used: u as the sweep saw it. One number a program: residuals = sum_i weight_i |2^(u_i - F_i) - 1| before the move;
-    moves = largest |move|, rounding included, of a point with weight; offsets = largest distance left to u - L.
-    """
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    maximum = tl.full([ROWS], float("-inf"), tl.float32)
-    source = partial_log2_sums + row
-    for _ in range(n_splits):
-        maximum = tl.maximum(maximum, tl.load(source))
-        source += n_padded
-    anchor = tl.where(maximum == float("-inf"), 0.0, maximum)
-    total = tl.zeros([ROWS], tl.float32)
-    source = partial_log2_sums + row
-    for _ in range(n_splits):
-        total += tl.exp2(tl.load(source) - anchor)
-        source += n_padded
-    b_log2_sum = anchor + tl.log2(total)
-
-    # row_bias is the rounded potential that the sweep really used: starting from it keeps the update exact.
-    square = scale * tl.load(half_square + row)
-    b_used = tl.load(row_bias + row).to(tl.float64) + square
-    balanced_move = b_log2_sum.to(tl.float64)
-    excess = balanced_move + undamped * (b_used - balanced_move)  # u - F
-    moved = b_used - relaxation * excess
-    b_weight = tl.load(weight + row)
-    deviation = tl.where(b_weight > 0, tl.abs(tl.exp2(excess.to(tl.float32)) - 1.0), 0.0)
-    tl.store(residuals + tl.program_id(0), tl.sum(b_weight * deviation.to(tl.float64), 0))
-    tl.store(potential + row, moved)
-    tl.store(used + row, b_used)
-    bias = moved - square
-    tl.store(row_bias + row, bias.to(tl.float32))
-    tl.store(col_bias + row, tl.where(b_weight > 0, bias + tl.load(log2_weight + row), float("-inf")).to(tl.float32))
-    largest = relaxation * tl.abs(excess.to(tl.float32)) + ULPS * tl.abs(bias.to(tl.float32))
-    offset = tl.abs((balanced_move - relaxation * excess).to(tl.float32))
-    tl.store(offsets + tl.program_id(0), tl.max(offset, 0))
-    tl.store(moves + tl.program_id(0), tl.max(tl.where(b_weight > 0, largest, 0.0), 0))
+    if SETTLE:
+        tl.debug_barrier()
+        n_splits = tl.num_programs(1)
+        if tl.atomic_add(arrivals + tl.program_id(0), 1, sem="acq_rel") == n_splits - 1:
+            tl.store(arrivals + tl.program_id(0), 0)
+            _settle_block(
+                row_index, partial_log2_sums, n_padded, n_splits, potential, half_square, weight, log2_weight,
+                row_bias, own_col_bias, used, row_statistics, block_statistics, arrivals, scale, relaxation, undamped,
+            )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -9,7 +10,7 @@ import torch
 import triton
 
 from .checks import Inputs
-from .kernels import prepare_kernel, rescale_kernel, settle_kernel, sweep_kernel
+from .kernels import RESIDUAL, prepare_kernel, rescale_kernel, settle_kernel, sweep_kernel
 from .launching import Launch, launch
 from .sweeps import Cloud, Sweeps
 from .tiles import (
@@ -24,7 +25,7 @@ from .tiles import (
 )
 
 PADDING = 256  # points; a multiple of every tile's rows and cols
-ROWS = 256  # of one program of the kernels that touch each point once
+ROWS = 256  # of one program of `rescale_kernel`
 
 
 @dataclass
@@ -33,6 +34,7 @@ class StoredCloud(Cloud):
 
     weight, log2_weight, half_square, potential, used: float64 [n_padded]; half_square is |q|^2 / 2 of the stored
     operands, so that a rounded problem is solved consistently. row_bias, col_bias: float32 [n_padded].
+    statistics: float64 [3], what settling leaves behind, and of its blocks [3, blocks]; arrivals: see `sweep_kernel`.
     Padding repeats the last point with weight zero.
     """
 
@@ -43,8 +45,9 @@ class StoredCloud(Cloud):
     log2_weight: torch.Tensor
     row_bias: torch.Tensor
     col_bias: torch.Tensor
-    moves: torch.Tensor
-    offsets: torch.Tensor
+    statistics: torch.Tensor
+    block_statistics: torch.Tensor
+    arrivals: torch.Tensor
     partial: torch.Tensor
     strides: tuple[int, int]  # of hi and lo: from point to point, from coordinate to coordinate
 
@@ -64,7 +67,7 @@ class TritonSweeps(Sweeps[StoredCloud]):
         self.tile = tile or sweep_tile(precision, d, _shared_bytes(inputs.x.device))
         self.unit = 1.0 if self.direct else inputs.unit
         self.scale = 0.0
-        self._launches: dict[tuple[float, ...], Launch] = {}  # of these two clouds, at the present scale
+        self._launches: dict[tuple[object, ...], Launch] = {}  # of these two clouds, at the present scale
         self.options = {
             "D": d if self.direct else padded_dimension(d),
             "BM": self.tile.rows,
@@ -90,6 +93,8 @@ class TritonSweeps(Sweeps[StoredCloud]):
         hi = torch.empty(shape, dtype=torch.float32 if self.direct else torch.float16, device=device)
         doubles = torch.zeros(5, n_padded, dtype=torch.float64, device=device)
         singles = torch.empty(2, n_padded, dtype=torch.float32, device=device)
+        statistics = torch.empty(3, dtype=torch.float64, device=device)
+        blocks = n_padded // self.tile.rows
         cloud = StoredCloud(
             n=n,
             potential=doubles[0],
@@ -102,9 +107,10 @@ class TritonSweeps(Sweeps[StoredCloud]):
             hi=hi,
             lo=torch.empty_like(hi) if parts == 2 else hi,
             split=parts == 2,
-            moves=torch.empty(n_padded // ROWS, dtype=torch.float32, device=device),
-            offsets=torch.empty(n_padded // ROWS, dtype=torch.float32, device=device),
-            residuals=torch.empty(n_padded // ROWS, dtype=torch.float64, device=device),
+            statistics=statistics,
+            residuals=statistics[RESIDUAL.value :],
+            block_statistics=torch.empty(3, blocks, dtype=torch.float64, device=device),
+            arrivals=torch.zeros(blocks + 1, dtype=torch.int32, device=device),
             partial=torch.empty(splits, n_padded, dtype=torch.float32, device=device),
             strides=(1, n_padded) if self.direct else (d_stored, 1),
         )
@@ -126,52 +132,57 @@ class TritonSweeps(Sweeps[StoredCloud]):
 
     def take_potential(self, cloud: StoredCloud, potential: torch.Tensor) -> None:
         change = (potential - cloud.potential).abs().amax()  # without weight as well: their sums are kept in range too
-        moves, offsets = cloud.moves + change, cloud.offsets + change
+        bounds = cloud.statistics[:2] + change
         cloud.potential.copy_(potential)
         self._derive_biases(cloud, 1.0)
-        cloud.moves.copy_(moves)
-        cloud.offsets.copy_(offsets)
+        cloud.statistics[:2].copy_(bounds)
 
     def _derive_biases(self, cloud: StoredCloud, ratio: float) -> None:
         launch(
             rescale_kernel, (cloud.n_padded // ROWS, 1, 1),
-            (cloud.potential, cloud.half_square, cloud.log2_weight, cloud.row_bias, cloud.col_bias, cloud.moves,
-             cloud.offsets, ratio, self.scale),
+            (cloud.potential, cloud.half_square, cloud.log2_weight, cloud.row_bias, cloud.col_bias, cloud.statistics,
+             ratio, self.scale),
             {"ROWS": ROWS},
         )  # fmt: skip
 
     def sweep(self, rows: StoredCloud, cols: StoredCloud) -> torch.Tensor:
-        key = (id(rows), id(cols))
-        if key not in self._launches:
-            self._launches[key] = self._sweep_launch(rows, cols)
-        self._launches[key]()
+        self._launch(("sweep", id(rows), id(cols)), lambda: self._bind_sweep(rows, cols, settle=False))
         return rows.partial
 
     def settle(self, rows: StoredCloud, partial: torch.Tensor, *, relaxation: float, damping: float) -> None:
-        key = (id(rows), relaxation, damping)
-        if key not in self._launches:
-            self._launches[key] = self._settle_launch(rows, partial, relaxation, damping)
-        self._launches[key]()
+        self._launch(
+            ("settle", id(rows), relaxation, damping), lambda: self._bind_settle(rows, partial, relaxation, damping)
+        )
 
-    def _sweep_launch(self, rows: StoredCloud, cols: StoredCloud) -> Launch:
+    def half_step(self, rows: StoredCloud, cols: StoredCloud) -> None:
+        self._launch(("half-step", id(rows), id(cols), rows.damping), lambda: self._bind_sweep(rows, cols, settle=True))
+
+    def _launch(self, key: tuple[object, ...], bind: Callable[[], Launch]) -> None:
+        launch = self._launches.get(key)
+        if launch is None:
+            launch = self._launches[key] = bind()
+        launch()
+
+    def _bind_sweep(self, rows: StoredCloud, cols: StoredCloud, *, settle: bool) -> Launch:
         n_tiles = cols.n_padded // self.tile.cols
         splits = rows.partial.shape[0]
         return Launch(
             sweep_kernel, (rows.n_padded // self.tile.rows, splits, 1),
             (rows.hi, rows.lo, cols.hi, cols.lo, *rows.strides, *cols.strides, rows.row_bias, cols.col_bias,
-             rows.offsets, cols.moves, rows.offsets.shape[0], cols.moves.shape[0], rows.partial, rows.n_padded,
-             n_tiles, -(-n_tiles // splits), self.scale),
+             rows.statistics, cols.statistics, rows.partial, rows.n_padded, n_tiles, -(-n_tiles // splits), self.scale,
+             rows.potential, rows.half_square, rows.weight, rows.log2_weight, rows.col_bias, rows.used,
+             rows.block_statistics, rows.arrivals, 1.0, 1.0 - rows.damping),
             {**self.options, "ROWS_SPLIT": rows.split, "COLS_SPLIT": cols.split, "STAGES": self.tile.stages,
-             "num_warps": self.tile.warps, "num_stages": self.tile.stages},
+             "SETTLE": settle, "num_warps": self.tile.warps, "num_stages": self.tile.stages},
         )  # fmt: skip
 
-    def _settle_launch(self, rows: StoredCloud, partial: torch.Tensor, relaxation: float, damping: float) -> Launch:
+    def _bind_settle(self, rows: StoredCloud, partial: torch.Tensor, relaxation: float, damping: float) -> Launch:
         return Launch(
-            settle_kernel, (rows.n_padded // ROWS, 1, 1),
+            settle_kernel, (rows.n_padded // self.tile.rows, 1, 1),
             (partial, rows.n_padded, partial.shape[0], rows.potential, rows.half_square, rows.weight,
-             rows.log2_weight, rows.row_bias, rows.col_bias, rows.used, rows.moves, rows.offsets, rows.residuals,
-             self.scale, relaxation, 1.0 - damping),
-            {"ROWS": ROWS},
+             rows.log2_weight, rows.row_bias, rows.col_bias, rows.used, rows.statistics, rows.block_statistics,
+             rows.arrivals, self.scale, relaxation, 1.0 - damping),
+            {"BM": self.tile.rows},
         )  # fmt: skip
 
 

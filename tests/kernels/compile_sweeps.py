@@ -24,15 +24,18 @@ def compile_sweep(precision: Precision, d: int, rows_are_x: bool):
     operand = "*fp32" if direct else "*fp16"
     signature = dict.fromkeys(("rows_hi", "rows_lo", "cols_hi", "cols_lo"), operand)
     signature |= dict.fromkeys(("stride_row", "stride_row_d", "stride_col", "stride_col_d"), "i32")
-    signature |= dict.fromkeys(("row_bias", "col_bias", "row_offsets", "col_moves", "partial_log2_sums"), "*fp32")
-    signature |= dict.fromkeys(("n_row_offsets", "n_col_moves"), "i32")
+    signature |= dict.fromkeys(("row_bias", "col_bias", "own_col_bias", "partial_log2_sums"), "*fp32")
+    signature |= dict.fromkeys(("row_statistics", "col_statistics", "block_statistics", "potential"), "*fp64")
+    signature |= dict.fromkeys(("half_square", "weight", "log2_weight", "used"), "*fp64")
+    signature["arrivals"] = "*i32"
+    signature |= dict.fromkeys(("relaxation", "undamped"), "fp32")
     signature |= dict.fromkeys(("n_padded", "n_tiles", "tiles_per_split"), "i32")
     signature["scale"] = "fp32"
     x_split, y_split = precision.splits_x and not direct, precision.splits_y and not direct
     constants = {
         "D": padded_dimension(d), "BM": tile.rows, "BN": tile.cols, "BD": tile.coordinates, "DIRECT": direct,
         "ROWS_SPLIT": x_split if rows_are_x else y_split, "COLS_SPLIT": y_split if rows_are_x else x_split,
-        "STAGES": tile.stages,
+        "STAGES": tile.stages, "SETTLE": True,
     }  # fmt: skip
     constants |= dict.fromkeys(("stride_row", "stride_col") if direct else ("stride_row_d", "stride_col_d"), 1)
     signature |= dict.fromkeys(constants, "constexpr")

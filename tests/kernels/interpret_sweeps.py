@@ -64,7 +64,7 @@ def run(n, m, d, precision, eps, offset, damping=(1.0, 1.0), *, symmetric):
     inputs = checked_inputs(x, y, a, b, eps=eps, cost_scale=1.0)
     sweeps = TritonSweeps(inputs, cost_scale=1.0, precision=precision)
     for cloud in (sweeps.x, sweeps.y):  # what is not written before it is read must show
-        for tensor in (cloud.partial, cloud.used, cloud.moves, cloud.offsets, cloud.residuals):
+        for tensor in (cloud.partial, cloud.used, cloud.statistics, cloud.block_statistics):
             tensor.fill_(math.nan)
     sweeps.set_epsilon(eps, 1.0)
     sweeps.x.damping, sweeps.y.damping = damping
