@@ -39,25 +39,25 @@ MEMORY_NAMES = {"peak_alloc_bytes": "allocator", "peak_device_bytes": "NVML", "p
 _Y = {TIME: ("time to solution, median", "s")} | {
     column: (f"peak memory, {name}", "B") for column, name in MEMORY_NAMES.items()
 }
-_X = {"n": "points a side n", "d": "dimension d", "tol": "residual target, L1 of marginals"}
+_Y |= {"half_step_error": ("half-step error / eps", "")}
+_X = {"n": "points a side n", "d": "dimension d", "tol": "residual target, L1 of marginals", "eps": "eps"}
+_PANELS = {"n": ("eps", "d"), "d": ("eps", "n"), "tol": ("d", "eps"), "eps": ("n", "d")}  # in the order of panels
 
 
 @matplotlib.rc_context(_RC)
 def scaling(df: pd.DataFrame, *, x: str, y: str, title: str, fit: bool = False) -> Figure:
-    """`y` against `x` ("n", "d" or "tol") on log axes, one panel for each value of what else varies.
+    """`y` against `x` ("n", "d", "tol" or "eps") on log axes, one panel for each value of what else varies.
 
     Time has quartile bars. With `fit` each legend entry carries the exponent fitted over ok cells and their count.
     Cells that failed are marked over their sizes in a strip above the panel.
     """
-    other = "n" if x == "d" else "d"
+    facts = _PANELS[x]
     # Different budgets or precisions are never one line; seeds are, as their median.
     keys = [*(["n"] if x == "tol" else []), "dtype", "task", "mode", "tol", "max_iterations"]
     more = [key for key in keys if key != x and df[key].nunique(dropna=False) > 1]
-    grouped = df.groupby(["problem", "eps", other, *more], dropna=False)
+    grouped = df.groupby(["problem", *facts, *more], dropna=False)
     panels = [part for _, part in grouped if part[x].notna().any() and part["problem"].notna().any()]
-    # Against tol a row of panels is a dimension; else eps comes first.
-    order = (other, "eps") if x == "tol" else ("eps", other)
-    panels.sort(key=lambda part: (part["problem"].iloc[0], *(_falling_eps(part, key) for key in order)))
+    panels.sort(key=lambda part: (part["problem"].iloc[0], *(_falling_eps(part, key) for key in facts)))
     if not panels:
         return _empty(title)
     columns = 2 if fit and len(panels) > 1 else _columns(len(panels))
@@ -71,11 +71,12 @@ def scaling(df: pd.DataFrame, *, x: str, y: str, title: str, fit: bool = False) 
         if index >= len(panels):
             ax.set_axis_off()
             continue
-        part, facts = panels[index], panels[index].iloc[0]
+        part, first = panels[index], panels[index].iloc[0]
         _lines(ax, part, x, y, look)
-        said = [f"{other} = {count_text(facts[other])}", f"eps = {number_text(facts['eps'])}"]
-        said += [facts["problem"]] if df["problem"].nunique() > 1 else []
-        said += [f"{key} = {facts[key]}" for key in more if pd.notna(facts[key])]
+        said = [f"{key} = {count_text(first[key])}" for key in facts if key != "eps"]
+        said += [f"eps = {number_text(first['eps'])}"] if "eps" in facts else []
+        said += [first["problem"]] if df["problem"].nunique() > 1 else []
+        said += [f"{key} = {first[key]}" for key in more if pd.notna(first[key])]
         ax.set_title(", ".join(said), loc="left")
         ax.set_xlabel(_X[x])
         _axes(ax, part, x, y)
@@ -325,7 +326,8 @@ def _axes(ax: Axes, part: pd.DataFrame, x: str, y: str) -> None:
     low, high = ax.get_ylim()
     if high / low < 40:
         ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    ax.yaxis.set_major_formatter(EngFormatter(unit=_Y[y][1], sep=" "))
+    if _Y[y][1]:
+        ax.yaxis.set_major_formatter(EngFormatter(unit=_Y[y][1], sep=" "))
     ax.yaxis.set_minor_formatter(NullFormatter())
 
 

@@ -8,12 +8,20 @@ import pytest
 import yaml
 from record_factory import CPU, GPU, record
 
-from experiments import common, general, memory, quickstart, table2, table3, time_to_residual
+from experiments import common, general, lowepsilon, memory, quickstart, table2, table3, time_to_residual
 from fsbench.records import Status
 from fsbench.report.load import join
 
 CONF = Path(__file__).parents[2] / "conf" / "experiment"
-REPORTS = [general.report, quickstart.report, table2.report, table3.report, memory.report, time_to_residual.report]
+REPORTS = [
+    general.report,
+    quickstart.report,
+    table2.report,
+    table3.report,
+    memory.report,
+    time_to_residual.report,
+    lowepsilon.report,
+]
 ONLY_OK = {"mode": "to_residual", "tol": 1e-2}
 COUNTERS = {
     "hbm_read_bytes": 60e6, "hbm_write_bytes": 20e6, "sm_throughput_pct": 74.0, "memory_stall_pct": 3.0,
@@ -285,3 +293,21 @@ def test_tasks_are_never_compared_with_each_other(tmp_path):
     general.report(frame(rows), tmp_path / "general")
     tasks = [cells[0] for cells in rows_of(tmp_path / "general" / "table.md")]
     assert tasks.count("forward") == tasks.count("forward_backward") == 2
+
+
+def test_lowepsilon_has_error_and_time_by_precision_and_budget(tmp_path):
+    rows = []
+    for eps in (0.1, 0.01):
+        for solver, error in (("keops", 1e-4), ("flash_sinkhorn", 2e-5), ("flash_sinkhorn_fast", 0.3)):
+            rows.append(record(solver, eps=eps, half_step_error=error / eps))
+            to_residual = {"group_id": f"r{eps}", "cell_id": f"{solver}-r{eps}", "status": Status.NOT_CONVERGED}
+            rows.append(record(solver, eps=eps, **to_residual, **ONLY_OK))
+    stems = {path.stem for path in lowepsilon.report(frame(rows), tmp_path)}
+    budgets = [f"{mode}_{grade}" for mode in ("fixed_iterations", "to_residual") for grade in ("fp32", "10bit")]
+    assert stems == {"table", *(f"{name}_{budget}" for name in ("time", "error") for budget in budgets)}
+    blocks = (tmp_path / "table.md").read_text().split("\n**")
+    assert len(blocks) == 4
+    assert "FP32-grade" in blocks[0] and "| 0.1 | 1000 | FlashSinkhorn | 10.0 |" in blocks[0]
+    assert "4e-05 to 0.00077 in FP32, not measured here" in blocks[0] and "far from convergence" in blocks[0]
+    assert "FlashSinkhorn, 10-bit" not in blocks[0] + blocks[1] and "KeOps" not in blocks[2] + blocks[3]
+    assert "n/c" in blocks[1] and "residual 0.01" in blocks[1]

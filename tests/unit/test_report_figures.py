@@ -165,6 +165,16 @@ def test_against_the_target_a_row_of_panels_is_a_dimension():
     assert "residual target" in axes[0].get_xlabel()
 
 
+def test_against_eps_a_panel_is_a_size():
+    rows = [
+        record("keops", n=n, d=64, eps=eps, half_step_error=1e-5 / eps) for n in (1000, 2000) for eps in (0.1, 0.01)
+    ]
+    axes = figures.scaling(frame(rows), x="eps", y="half_step_error", title="t").axes
+    assert [ax.get_title(loc="left") for ax in axes] == ["n = 1k, d = 64", "n = 2k, d = 64"]
+    assert all(sorted(ax.lines[0].get_xdata()) == [0.01, 0.1] for ax in axes)
+    assert (axes[0].get_xlabel(), axes[0].get_ylabel()) == ("eps", "half-step error / eps")
+
+
 def test_different_budgets_are_never_one_line():
     rows = [
         record("keops", n=n, max_iterations=k, group_id=f"{n}-{k}", cell_id=f"{n}-{k}") for n in SIZES for k in (5, 9)
