@@ -130,10 +130,10 @@ class Averages(ABC, Generic[C]):
 
 
 def _centre(inputs: Inputs) -> torch.Tensor:
-    """[d], float64: values are taken about it, so that a common offset does not cancel digits.
+    """[d], float64 of the points' precision: values are taken about it, so that a common offset cancels no digits.
 
     Clouds stored for direct differences of float32 points are about zero.
     """
     if inputs.x.shape[1] > LARGEST_DIRECT_DIMENSION or inputs.x.dtype is torch.float64:
         return inputs.centre
-    return inputs.a @ inputs.x.double() / inputs.a.sum()
+    return (inputs.a @ inputs.x.double() / inputs.a.sum()).float().double()

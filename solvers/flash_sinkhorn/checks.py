@@ -93,8 +93,8 @@ def checked_inputs(
     if x.shape[1] <= LARGEST_DIRECT_DIMENSION and dtype is torch.float32:
         centre = torch.zeros(x.shape[1], dtype=torch.float64, device=x.device)
     else:
-        # by mass: points without any must not matter
-        centre = (_weighted_mean(x, a / mass_a) + _weighted_mean(y, b / mass_b)) / 2
+        # by mass: points without any must not matter; a value of dtype, so that moving there is exact or nearly so
+        centre = ((_weighted_mean(x, a / mass_a) + _weighted_mean(y, b / mass_b)) / 2).to(dtype).double()
     unit = 2.0 ** (math.ceil(math.log2(span)) - 9) if span > 0 else 1.0
     return Inputs(x, y, a, b, centre, unit, mass, mass_a, mass_b)
 
