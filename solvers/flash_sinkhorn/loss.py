@@ -13,7 +13,7 @@ import torch
 from .hvp import hvp
 from .operators import Plan
 from .tiles import Precision
-from .values import balance, dual_value, weight_gradient_slope, weight_gradients
+from .values import balance, dual_value, relative_marginal, weight_gradient_slope, weight_gradients
 
 Gradients = tuple[torch.Tensor | None, ...]
 
@@ -61,7 +61,8 @@ def ot_value(
     Source: gradients arXiv 2602.03067, Cor. 4; second derivatives Th. 5.
     """
     with torch.no_grad():
-        value = _value(x, y, a, b, f, g, problem)
+        mass = None if problem.balanced else _plan(problem, [x, y, a, b, f, g]).row_sums().sum()
+        value = dual_value(a, b, f, g, eps=problem.eps, rho_x=problem.rho_x, rho_y=problem.rho_y, plan_mass=mass)
     return _attach(value, _Pair(problem), [x, y, a, b], [f, g])
 
 
@@ -70,26 +71,13 @@ def self_value(
 ) -> torch.Tensor:
     """OT_eps of x [n, d], a [n] with itself from `self_transport.solve_self`'s f and update; otherwise as `ot_value`.
 
-    One sweep serves both sides of the gradient.
+    The value takes no sweep, because the pair meets its column marginal; one sweep serves both sides of the gradient.
     """
+    rho = problem.rho_x
     with torch.no_grad():
-        value = _value(x, x, a, a, f, update, problem)
+        mass = (a * relative_marginal(update, rho)).sum()
+        value = dual_value(a, a, f, update, eps=problem.eps, rho_x=rho, rho_y=rho, plan_mass=mass)
     return _attach(value, _Self(problem), [x, a], [f])
-
-
-def _value(
-    x: torch.Tensor,
-    y: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    f: torch.Tensor,
-    g: torch.Tensor,
-    problem: Regularisation,
-) -> torch.Tensor:
-    mass = None
-    if not problem.balanced:
-        mass = _plan(problem, [x, y, a, b, f, g]).row_sums().sum()
-    return dual_value(a, b, f, g, eps=problem.eps, rho_x=problem.rho_x, rho_y=problem.rho_y, plan_mass=mass)
 
 
 def _plan(problem: Regularisation, tensors: Sequence[torch.Tensor]) -> Plan:
@@ -230,7 +218,7 @@ class _Gradient(torch.autograd.Function):
         ctx.derivatives = derivatives
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
-        with _full_precision(tensors[0]):
+        with full_precision(tensors[0]):
             return derivatives.gradients(tensors, needed)
 
     @staticmethod
@@ -246,7 +234,7 @@ class _HessianProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, derivatives: Derivatives, count: int, *tensors: torch.Tensor):
         direction, rest = tensors[:count], tensors[count:]
-        with _full_precision(rest[0]):
+        with full_precision(rest[0]):
             return derivatives.hessian_times(rest, direction)
 
     @staticmethod
@@ -254,7 +242,7 @@ class _HessianProduct(torch.autograd.Function):
         raise NotImplementedError("OT values are differentiable twice, not three times: detach the second derivatives")
 
 
-def _full_precision(tensor: torch.Tensor) -> torch.autocast:
+def full_precision(tensor: torch.Tensor) -> torch.autocast:
     """Products inside are chosen for their accuracy: autocast must not touch them."""
     return torch.autocast(tensor.device.type, enabled=False)
 

@@ -1,0 +1,118 @@
+"""Entropic OT of a cloud to itself: one potential, one sweep an iteration."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+
+from .blocked_sweeps import BlockedSweeps
+from .checks import Inputs, checked_inputs
+from .loop import CHEAP_PAIRS, Limits
+from .sweeps import Sweeps
+from .tiles import LOG2_E, Precision
+
+
+@dataclass(frozen=True)
+class SelfResult:
+    """f [n]: the potential of OT_eps(a, a), which serves both sides; update [n]: F(f), equal to f at convergence.
+
+    Both float64. The pair (f, update) meets its column marginal exactly. residual: sum_i a_i |exp((f_i - F_i) / eps)
+    - 1| over the mass, of f as the last sweep measured it; None if no tolerance was asked for. converged: residual <=
+    tol, or None. n_passes: sweeps over all pairs.
+    """
+
+    f: torch.Tensor
+    update: torch.Tensor
+    residual: float | None
+    converged: bool | None
+    n_passes: int
+
+
+def solve_self(
+    x: torch.Tensor,
+    a: torch.Tensor,
+    *,
+    eps: float,
+    cost_scale: float = 1.0,
+    rho: float | None = None,
+    n_iterations: int | None = None,
+    tol: float | None = None,
+    max_iterations: int = 10_000,
+    max_seconds: float | None = None,
+    precision: Precision = Precision.EXACT,
+) -> SelfResult:
+    """Solve OT_eps(a, a) for x [n, d], a [n]: f goes 2 / (2 + damping) of the way to its update F(f).
+
+    The derivative of F is minus the damped plan, whose eigenvalues lie in [0, damping] because the Gaussian kernel is
+    positive: near the solution each sweep divides the error by three at least, whatever eps. Sweeps end, not
+    converged, when the residual has stopped falling. Exactly one of n_iterations and tol, as of `solve`; so are the
+    other arguments and the errors. With a tolerance exact sweeps follow rounded ones.
+    """
+    deadline = None if max_seconds is None else time.perf_counter() + max_seconds
+    inputs = checked_inputs(x, x, a, a, eps=eps, cost_scale=cost_scale, balanced=rho is None)
+    damping = 1.0 if rho is None else rho / (rho + eps)
+    limits = Limits(max_iterations if n_iterations is None else n_iterations, deadline)
+    loop = _SelfLoop(_sweeps(inputs, cost_scale, precision), eps, damping, inputs.mass_x)
+    loop.iterate(tol, limits)
+    if tol is not None and loop.sweeps.rounded:
+        rounded = loop
+        loop = _SelfLoop(_sweeps(inputs, cost_scale, Precision.EXACT), eps, damping, inputs.mass_x, rounded)
+        loop.iterate(tol, limits)
+    cloud, shift = loop.sweeps.x, eps * math.log(inputs.mass) / 2  # the sweeps saw weights over their mass
+    used = cloud.used[: cloud.n]
+    update = used + (cloud.potential[: cloud.n] - used) / loop.relaxation
+    return SelfResult(
+        f=used * (eps / LOG2_E) - shift,
+        update=update * (eps / LOG2_E) - shift,
+        residual=loop.residual,
+        converged=None if tol is None or loop.residual is None else loop.residual <= tol,
+        n_passes=loop.n_passes,
+    )
+
+
+STALLED = 12  # sweeps: they would divide any error but that of rounding by 3^12
+
+
+class _SelfLoop:
+    """Iterations of the cloud x of `sweeps` against itself, from zero or from another loop's potential."""
+
+    def __init__(self, sweeps: Sweeps, eps: float, damping: float, mass: float, start: _SelfLoop | None = None):
+        self.sweeps, self.damping, self.mass = sweeps, damping, mass
+        self.relaxation = 2.0 / (2.0 + damping)
+        self.n_passes = 0
+        self.residual: float | None = None
+        if start is not None:
+            self.n_passes = start.n_passes
+            sweeps.take_potentials(start.sweeps)
+        sweeps.set_epsilon(eps, 1.0)
+        n = sweeps.x.n
+        cheap = sweeps.x.weight.device.type != "cpu" and n * n < CHEAP_PAIRS
+        self.check_every = 4 if cheap else 1
+
+    def iterate(self, tol: float | None, limits: Limits) -> None:
+        """At least once, to the limits or until the residual is met or has stopped falling: rounding allows no less."""
+        cloud = self.sweeps.x
+        least, least_at = math.inf, self.n_passes
+        while True:
+            partial = self.sweeps.sweep(cloud, cloud)
+            self.sweeps.settle(cloud, partial, relaxation=self.relaxation, damping=self.damping)
+            self.n_passes += 1
+            last = self.n_passes >= limits.max_iterations or limits.out_of_time
+            if tol is not None and (last or self.n_passes % self.check_every == 0):
+                self.residual = (cloud.residuals.sum() / self.mass).item()
+                if self.residual < least:
+                    least, least_at = self.residual, self.n_passes
+                last = last or self.residual <= tol or self.n_passes - least_at >= STALLED
+            if last:
+                return
+
+
+def _sweeps(inputs: Inputs, cost_scale: float, precision: Precision) -> Sweeps:
+    if inputs.x.device.type == "cpu":
+        return BlockedSweeps(inputs, cost_scale=cost_scale)
+    from .triton_sweeps import TritonSweeps  # Triton is there only where a GPU is
+
+    return TritonSweeps(inputs, cost_scale=cost_scale, precision=precision)
