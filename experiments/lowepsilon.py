@@ -45,8 +45,9 @@ def report(df: pd.DataFrame, out_dir: Path) -> list[Path]:
                     low, high = PUBLISHED_ERRORS
                     notes.append(f"Half-step error, {PUBLISHED}: {low:g} to {high:g} in FP32, not measured here.")
                 tables += cells(budget, _VALUES, title=f"{time_words(budget)}, {grade}, median", notes=notes)
-                for column, name in ((TIME, "time"), ("half_step_error", "error")):
-                    title = f"{time_words(budget)}, {grade}, on {device}"
+                error = f"Half-step error {'at fixed iterations' if fixed else 'at the residual target'}"
+                for column, name, what in ((TIME, "time", time_words(budget)), ("half_step_error", "error", error)):
+                    title = f"{what}, {grade}, on {device}"
                     drawn = figures.scaling(budget, x="eps", y=column, title=title)
                     paths += figures.save(drawn, out_dir, f"{name}_{mode}_{_SLUGS[grade]}{suffix}")
     return write(tables or cells(df, _VALUES), out_dir) + paths
