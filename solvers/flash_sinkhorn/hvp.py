@@ -18,9 +18,9 @@ class HessianProduct:
     """The Hessian of OT_eps times a direction: how the gradients in the points and the potentials change along it.
 
     h_x [n, d], h_y [m, d]: changes of 2 cost_scale sum_j P_ij (x_i - y_j) and of its mirror image in y, in the points'
-    dtypes. h_a [n], h_b [m]: changes of the potentials f and g, float64, which are the gradients in the weights; with
-    balanced marginals up to a constant added to the one and subtracted from the other. A batch of k directions puts k
-    in front of every shape.
+    dtypes. h_a [n], h_b [m]: changes of the potentials f and g, float64. With balanced marginals f and g are the
+    gradients in the weights, up to a constant added to the one and subtracted from the other; with relaxed ones those
+    are functions of f and g. A batch of k directions puts k in front of every shape.
 
     residual: largest relative residual |rhs - S z| / |rhs| of the Schur systems, as measured at the end; converged:
     residual <= tol. marginal_residual: how far the potentials given were from converged, L1 over the mass. Both bound

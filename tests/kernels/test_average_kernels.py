@@ -1,0 +1,38 @@
+"""Kernels that carry values: against float64 under the interpreter, and compiled for sm_90 without a GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_sweep_kernels import run_script
+
+pytest.importorskip("triton")
+
+VARIANTS = ["mean:exact:3:1", "mean:exact:3:3", "mean:exact:3:8", "mean:exact:3:128", "mean:exact:16:16"]
+VARIANTS += [f"mean:{precision}:{d}:1" for precision in ("fast", "mixed", "exact") for d in (64, 512)]
+VARIANTS += [f"mean:{precision}:{d}:{d}" for precision in ("fast", "mixed", "exact") for d in (64, 128, 512)]
+VARIANTS += [f"moment:exact:{d}:{d}" for d in (1, 3, 16, 64, 128, 512)] + ["moment:fast:64:64"]
+
+
+@pytest.mark.skipif(
+    np.lib.NumpyVersion(np.__version__) >= "2.4.0", reason="triton's interpreter breaks on numpy 2.4 and later"
+)
+@pytest.mark.slow
+def test_means_and_moments_agree_with_float64_under_the_interpreter():
+    (results,) = run_script("interpret_averages.py", interpret=True)
+    assert len(results) == 8
+    for case, errors in results.items():
+        assert len(errors) == 17
+        # Exact: exponents are float32 sums of up to about 100. Rounded: 10-bit mantissas of points and values.
+        tolerance = 2e-5 if "EXACT" in case else 2e-3
+        assert max(errors.values()) < tolerance, (case, errors)
+
+
+def test_value_kernels_compile_for_sm_90_without_spills():
+    kernels = run_script("compile_averages.py", *VARIANTS, interpret=False)
+    assert len(kernels) == len(VARIANTS)
+    for found in kernels:
+        kernel, _, d, k = found["variant"].split(":")
+        assert found["local_accesses"] == 0 and found["local_bytes"] == 0, found
+        assert (found["hgmma"] > 0) == (int(d) > 4 or (kernel == "mean" and int(k) > 8)), found
+        assert found["ex2"] > 0
