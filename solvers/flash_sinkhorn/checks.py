@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .survey import survey
 from .tiles import LARGEST_DIRECT_DIMENSION
 
 LARGEST_EXPONENT = 1e34  # cost / eps in float32, with room for the sums and products that form it
@@ -61,42 +62,40 @@ def checked_inputs(
     a, b = _weights("a", a, x), _weights("b", b, y)
     dtype = torch.float64 if torch.float64 in (x.dtype, y.dtype) else torch.float32
     x, y = x.detach().to(dtype).contiguous(), y.detach().to(dtype).contiguous()
-    ends = [*torch.aminmax(x), *torch.aminmax(y), *torch.aminmax(a), *torch.aminmax(b), a.sum(), b.sum()]
-    read = torch.stack([end.double() for end in ends]).tolist()
-    low_x, high_x, low_y, high_y, low_a, high_a, low_b, high_b, mass_a, mass_b = read
-    for name, low, high in (("x", low_x, high_x), ("y", low_y, high_y), ("a", low_a, high_a), ("b", low_b, high_b)):
-        if not (math.isfinite(low) and math.isfinite(high)):
+    found_x, found_y = survey(x, a, y, b)
+    of_x, of_y = found_x.summary, found_y.summary
+    bad_counts = (("x", of_x.bad_coordinates), ("y", of_y.bad_coordinates), ("a", of_x.bad_weights),
+                  ("b", of_y.bad_weights))  # fmt: skip
+    for name, count in bad_counts:
+        if count:
             raise ValueError(f"{name} contains NaN or infinite values: remove or replace them first")
-    for name, low, mass in (("a", low_a, mass_a), ("b", low_b, mass_b)):
-        if low < 0:
-            raise ValueError(f"{name} has negative weights (least {low:g}): weights must be non-negative")
-        if mass == 0:
+    for name, summary in (("a", of_x), ("b", of_y)):
+        if summary.least_weight < 0:
+            least = summary.least_weight
+            raise ValueError(f"{name} has negative weights (least {least:g}): weights must be non-negative")
+        if summary.mass == 0:
             raise ValueError(f"{name} sums to zero: at least one weight must be positive")
-    mass = 1.0
+    mass_x, mass_y, mass = of_x.mass, of_y.mass, 1.0
     if balanced:
-        if abs(mass_a - mass_b) > MASS_TOLERANCE * max(mass_a, mass_b):
+        if abs(mass_x - mass_y) > MASS_TOLERANCE * max(mass_x, mass_y):
             raise ValueError(
-                f"a and b must have the same mass, got {mass_a:g} and {mass_b:g}: normalise them first, or give rho"
+                f"a and b must have the same mass, got {mass_x:g} and {mass_y:g}: normalise them first, or give rho"
             )
-        mass = (mass_a + mass_b) / 2
-        a, b, mass_a, mass_b = a / mass_a, b / mass_b, 1.0, 1.0
-    if low_a == 0 or low_b == 0:
-        ends = [*torch.aminmax(x[a > 0]), *torch.aminmax(y[b > 0])]
-        low_x, high_x, low_y, high_y = torch.stack(ends).tolist()
-    low, high = min(low_x, low_y), max(high_x, high_y)
+        mass = (mass_x + mass_y) / 2
+        a, b, mass_x, mass_y = a / mass_x, b / mass_y, 1.0, 1.0
+    low, high = min(of_x.low, of_y.low), max(of_x.high, of_y.high)
     span = high - low
     if cost_scale * x.shape[1] * span**2 / eps > LARGEST_EXPONENT or eps < 1.0 / LARGEST_EXPONENT:
         raise ValueError(f"eps = {eps:g} is too small for clouds of span {span:g}: cost / eps exceeds float32's range")
-    if low_a == 0 or low_b == 0:  # far points without weight must not overflow; those with weight stay where they are
-        reach = FAR * (span or 1.0)
+    if of_x.least_weight == 0 or of_y.least_weight == 0:  # far points without weight must not overflow
+        reach = FAR * (span or 1.0)  # those with weight stay where they are
         x, y = x.clamp(low - reach, high + reach), y.clamp(low - reach, high + reach)
     if x.shape[1] <= LARGEST_DIRECT_DIMENSION and dtype is torch.float32:
         centre = torch.zeros(x.shape[1], dtype=torch.float64, device=x.device)
-    else:
-        # by mass: points without any must not matter; a value of dtype, so that moving there is exact or nearly so
-        centre = ((_weighted_mean(x, a / mass_a) + _weighted_mean(y, b / mass_b)) / 2).to(dtype).double()
+    else:  # by mass: points without any must not matter
+        centre = found_x.weighted_sum / (2 * of_x.mass) + found_y.weighted_sum / (2 * of_y.mass)
     unit = 2.0 ** (math.ceil(math.log2(span)) - 9) if span > 0 else 1.0
-    return Inputs(x, y, a, b, centre, unit, mass, mass_a, mass_b)
+    return Inputs(x, y, a, b, centre, unit, mass, mass_x, mass_y)
 
 
 def positive(name: str, value: Any) -> float:
@@ -113,11 +112,6 @@ def whole(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
     return int(value)
-
-
-def _weighted_mean(points: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """[d] in float64. A product and a sum: a matrix product would allocate a workspace larger than small clouds."""
-    return (points * weight.to(points.dtype)[:, None]).sum(0).double()
 
 
 def _weights(name: str, weight: torch.Tensor | None, points: torch.Tensor) -> torch.Tensor:

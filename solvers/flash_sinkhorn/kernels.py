@@ -30,12 +30,12 @@ MOVE, OFFSET, RESIDUAL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # a 
 
 @triton.jit(do_not_specialize=["n"])
 def prepare_kernel(
-    points, stride_point, stride_coordinate, centre, raw_weight, hi, lo, half_square, weight, log2_weight,
+    points, stride_point, stride_coordinate, centre, raw_weight, hi, lo, potential, half_square, weight, log2_weight,
     n, stride_stored, stride_stored_coordinate, inverse_unit,
     D: tl.constexpr, D_STORED: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, SPLIT: tl.constexpr,
     DIRECT: tl.constexpr,
 ):  # fmt: skip
-    """Store BM centred points as operands, with the half squares of what was stored and their weights.
+    """Store BM centred points as operands, with the half squares of what was stored, weights, and potentials of zero.
 
     Rows from n on repeat the last point with weight zero; coordinates from D on are zero.
     """
@@ -62,6 +62,7 @@ def prepare_kernel(
         if not DIRECT:
             square += tl.sum(stored * stored, 1)
     b_weight = tl.load(raw_weight + row, row < n, other=0.0)
+    tl.store(potential + row, tl.zeros([BM], tl.float64))
     tl.store(half_square + row, 0.5 * square)
     tl.store(weight + row, b_weight)
     tl.store(log2_weight + row, tl.where(b_weight > 0, tl.log2(tl.where(b_weight > 0, b_weight, 1.0)), float("-inf")))

@@ -10,6 +10,7 @@ LOG2_E = math.log2(math.e)
 LARGEST_DIRECT_DIMENSION = 4  # up to here direct differences cost no more than a padded tensor-core product
 SMALLEST_DOT_DIMENSION = 16
 HOPPER_SHARED_BYTES = 227 * 1024
+REGISTERS = 1 << 16  # of a multiprocessor
 
 
 class Precision(StrEnum):
@@ -34,7 +35,7 @@ class Precision(StrEnum):
 
 @dataclass(frozen=True)
 class Tile:
-    """rows x cols pairs a step, `coordinates` of d a dot product; `resident` programs fit one multiprocessor."""
+    """rows x cols pairs a step, `coordinates` of d a dot product; `resident` programs share one multiprocessor."""
 
     rows: int
     cols: int
@@ -42,6 +43,11 @@ class Tile:
     warps: int
     stages: int
     resident: int
+
+    @property
+    def registers(self) -> int:
+        """A thread may use so that `resident` programs fit."""
+        return min(255, REGISTERS // (32 * self.warps * self.resident) // 8 * 8)
 
 
 def padded_dimension(d: int) -> int:
@@ -55,7 +61,7 @@ def padded_dimension(d: int) -> int:
 def sweep_tile(precision: Precision, d: int, shared_bytes: int = HOPPER_SHARED_BYTES) -> Tile:
     """The tile of the sweep for clouds in R^d on a GPU with `shared_bytes` of shared memory a multiprocessor."""
     if d <= LARGEST_DIRECT_DIMENSION:
-        return Tile(8, 128, 1, 1, 2, 28)
+        return Tile(8, 128, 1, 1, 2, 32)
     width = padded_dimension(d)
     coordinates = min(_power_of_two(width), 128)
     if shared_bytes < HOPPER_SHARED_BYTES:  # fits any GPU since Ampere; not tuned

@@ -34,7 +34,7 @@ class StoredCloud(Cloud):
 
     weight, log2_weight, half_square, potential, used: float64 [n_padded]; half_square is |q|^2 / 2 of the stored
     operands, so that a rounded problem is solved consistently. row_bias, col_bias: float32 [n_padded].
-    statistics: float64 [3], what settling leaves behind, and of its blocks [3, blocks]; arrivals: see `sweep_kernel`.
+    statistics: float64 [3], what settling leaves behind; block_statistics [3, blocks].
     Padding repeats the last point with weight zero.
     """
 
@@ -47,7 +47,6 @@ class StoredCloud(Cloud):
     col_bias: torch.Tensor
     statistics: torch.Tensor
     block_statistics: torch.Tensor
-    arrivals: torch.Tensor
     partial: torch.Tensor
     strides: tuple[int, int]  # of hi and lo: from point to point, from coordinate to coordinate
 
@@ -78,6 +77,8 @@ class TritonSweeps(Sweeps[StoredCloud]):
         n_padded, m_padded = _round_up(inputs.x.shape[0]), _round_up(inputs.y.shape[0])
         slots = _multiprocessors(inputs.x.device) * self.tile.resident
         x_parts, y_parts = (1, 1) if self.direct else (1 + precision.splits_x, 1 + precision.splits_y)
+        blocks = max(n_padded, m_padded) // self.tile.rows
+        self.arrivals = torch.zeros(blocks + 1, dtype=torch.int32, device=inputs.x.device)
         self.x = self._store(inputs.x, inputs.a, inputs.centre, x_parts, self._splits(n_padded, m_padded, slots))
         self.y = self._store(inputs.y, inputs.b, inputs.centre, y_parts, self._splits(m_padded, n_padded, slots))
 
@@ -91,10 +92,9 @@ class TritonSweeps(Sweeps[StoredCloud]):
         n_padded, d_stored, device = _round_up(n), self.options["D"], points.device
         shape = (d_stored, n_padded) if self.direct else (n_padded, d_stored)
         hi = torch.empty(shape, dtype=torch.float32 if self.direct else torch.float16, device=device)
-        doubles = torch.zeros(5, n_padded, dtype=torch.float64, device=device)
+        doubles = torch.empty(5, n_padded, dtype=torch.float64, device=device)
         singles = torch.empty(2, n_padded, dtype=torch.float32, device=device)
         statistics = torch.empty(3, dtype=torch.float64, device=device)
-        blocks = n_padded // self.tile.rows
         cloud = StoredCloud(
             n=n,
             potential=doubles[0],
@@ -109,16 +109,15 @@ class TritonSweeps(Sweeps[StoredCloud]):
             split=parts == 2,
             statistics=statistics,
             residuals=statistics[RESIDUAL.value :],
-            block_statistics=torch.empty(3, blocks, dtype=torch.float64, device=device),
-            arrivals=torch.zeros(blocks + 1, dtype=torch.int32, device=device),
+            block_statistics=torch.empty(3, n_padded // self.tile.rows, dtype=torch.float64, device=device),
             partial=torch.empty(splits, n_padded, dtype=torch.float32, device=device),
             strides=(1, n_padded) if self.direct else (d_stored, 1),
         )
         rows, width = 32, min(64, 1 << (d_stored - 1).bit_length())
         launch(
             prepare_kernel, (n_padded // rows, 1, 1),
-            (points, *points.stride(), centre, weight, cloud.hi, cloud.lo, cloud.half_square, cloud.weight,
-             cloud.log2_weight, n, *cloud.strides, 1.0 / self.unit),
+            (points, *points.stride(), centre, weight, cloud.hi, cloud.lo, cloud.potential,
+             cloud.half_square, cloud.weight, cloud.log2_weight, n, *cloud.strides, 1.0 / self.unit),
             {"D": d, "D_STORED": d_stored, "BM": rows, "BD": width, "SPLIT": cloud.split, "DIRECT": self.direct},
         )  # fmt: skip
         return cloud
@@ -171,9 +170,10 @@ class TritonSweeps(Sweeps[StoredCloud]):
             (rows.hi, rows.lo, cols.hi, cols.lo, *rows.strides, *cols.strides, rows.row_bias, cols.col_bias,
              rows.statistics, cols.statistics, rows.partial, rows.n_padded, n_tiles, -(-n_tiles // splits), self.scale,
              rows.potential, rows.half_square, rows.weight, rows.log2_weight, rows.col_bias, rows.used,
-             rows.block_statistics, rows.arrivals, 1.0, 1.0 - rows.damping),
-            {**self.options, "ROWS_SPLIT": rows.split, "COLS_SPLIT": cols.split, "STAGES": self.tile.stages,
-             "SETTLE": settle, "num_warps": self.tile.warps, "num_stages": self.tile.stages},
+             rows.block_statistics, self.arrivals, 1.0, 1.0 - rows.damping),
+            {**self.options, "ROWS_SPLIT": rows.split, "COLS_SPLIT": cols.split, "SETTLE": settle,
+             "STAGES": self.tile.stages, "num_stages": self.tile.stages, "num_warps": self.tile.warps,
+             "maxnreg": self.tile.registers},
         )  # fmt: skip
 
     def _bind_settle(self, rows: StoredCloud, partial: torch.Tensor, relaxation: float, damping: float) -> Launch:
@@ -181,7 +181,7 @@ class TritonSweeps(Sweeps[StoredCloud]):
             settle_kernel, (rows.n_padded // self.tile.rows, 1, 1),
             (partial, rows.n_padded, partial.shape[0], rows.potential, rows.half_square, rows.weight,
              rows.log2_weight, rows.row_bias, rows.col_bias, rows.used, rows.statistics, rows.block_statistics,
-             rows.arrivals, self.scale, relaxation, 1.0 - damping),
+             self.arrivals, self.scale, relaxation, 1.0 - damping),
             {"BM": self.tile.rows},
         )  # fmt: skip
 

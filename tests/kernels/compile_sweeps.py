@@ -46,7 +46,7 @@ def compile_sweep(precision: Precision, d: int, rows_are_x: bool):
         if kind.startswith("*") or name.startswith("stride") or name == "n_padded"
     }
     source = ASTSource(fn=sweep_kernel, signature=signature, constexprs=constants, attrs=aligned)
-    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    options = {"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": tile.registers}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 

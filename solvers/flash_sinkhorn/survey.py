@@ -1,0 +1,51 @@
+"""What the checks must know of a problem's values, from one look at the clouds and one readback."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+
+class Summary(NamedTuple):
+    """Of one cloud: how many coordinates and weights are NaN or infinite, the least and largest coordinate of the
+    points with weight, the least weight, and the mass. Meaningless beyond the counts unless these are zero."""
+
+    bad_coordinates: float
+    bad_weights: float
+    low: float
+    high: float
+    least_weight: float
+    mass: float
+
+
+@dataclass(frozen=True)
+class Survey:
+    """One cloud's summary, and sum_i weight_i x_i: float64 [d], on the cloud's device."""
+
+    summary: Summary
+    weighted_sum: torch.Tensor
+
+
+def survey(x: torch.Tensor, a: torch.Tensor, y: torch.Tensor, b: torch.Tensor) -> tuple[Survey, Survey]:
+    """x [n, d], y [m, d] float32 or float64; a [n], b [m] float64; all on one device."""
+    if x.device.type == "cpu":
+        found = [_summarise(x, a), _summarise(y, b)]
+    else:
+        from .triton_survey import summarise  # Triton is there only where a GPU is
+
+        found = summarise(((x, a), (y, b)))
+    of_x, of_y = torch.stack([numbers for numbers, _ in found]).tolist()
+    return Survey(Summary(*of_x), found[0][1]), Survey(Summary(*of_y), found[1][1])
+
+
+def _summarise(points: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Summary as a tensor [6], and the weighted sum."""
+    numbers = points.new_empty(6, dtype=torch.float64)
+    numbers[0] = (~torch.isfinite(points)).sum()
+    numbers[1] = (~torch.isfinite(weight)).sum()
+    counted = points if bool((weight > 0).all()) else points[weight > 0]
+    numbers[2], numbers[3] = torch.aminmax(counted) if len(counted) else (0.0, 0.0)
+    numbers[4], numbers[5] = weight.amin(), weight.sum()
+    return numbers, (points.T @ weight.to(points.dtype)).double()
