@@ -1,4 +1,4 @@
-"""Entropic OT between two point clouds: the loop, its stopping rules and epsilon annealing."""
+"""Entropic OT between two point clouds: `solve`, its options and its result."""
 
 from __future__ import annotations
 
@@ -10,31 +10,10 @@ from typing import TypeVar
 
 import torch
 
-from .blocked_sweeps import BlockedSweeps
-from .checks import Inputs, checked_inputs, positive, whole
-from .sweeps import Cloud, Sweeps
+from .checks import checked_inputs, positive, whole
+from .loop import Check, Limits, Loop, Method, Updates
+from .start import iterate_from_best_start, squared_diameter
 from .tiles import LOG2_E, Precision
-
-CHEAP_PAIRS = 1 << 28  # below this a sweep is shorter than reading its residual back, so read it less often
-
-
-class Updates(StrEnum):
-    """alternating: f from g, then g from the new f. symmetric: both from the old pair, averaged with it."""
-
-    ALTERNATING = "alternating"
-    SYMMETRIC = "symmetric"
-
-
-@dataclass(frozen=True)
-class Check:
-    """One residual read back: of the potentials after `passes` sweeps, at `eps`, `seconds` into the solve."""
-
-    iteration: int
-    passes: int
-    seconds: float
-    eps: float
-    precision: Precision
-    residual: float
 
 
 @dataclass(frozen=True)
@@ -56,7 +35,7 @@ class Result:
     cost_scale: float
     precision: Precision
     n_iterations: int
-    n_passes: int
+    n_passes: float
     residual: float | None
     converged: bool | None
     trace: tuple[Check, ...]
@@ -79,6 +58,7 @@ def solve(
     max_seconds: float | None = None,
     updates: Updates | str = Updates.ALTERNATING,
     annealing: float | None = None,
+    acceleration: bool = True,
     precision: Precision | str = Precision.EXACT,
 ) -> Result:
     """Solve min <P, C> + eps KL(P | a x b) over couplings P of a and b, never storing an n x m array.
@@ -98,11 +78,17 @@ def solve(
     `residual` is that of the clouds as given. On the CPU and for d <= 4 all precisions are exact. GPU sweeps compute
     in float32 whatever the type of the points; CPU sweeps of float64 points in float64.
 
+    acceleration: on, alternating updates with a tolerance are mixed (Anderson), and start from larger eps unless the
+    first iterations from zero are quick or `annealing` says how; fixed iterations and symmetric updates are always
+    plain. n_iterations of the result counts iterations on all points at any eps, n_passes all sweeps, one over a part
+    of the pairs as that part. The trace has every residual read, each at its own eps.
+
     Raises ValueError, naming the argument and the fix, for NaN or Inf, negative weights, unequal masses, empty or
     mismatched arrays, eps <= 0 or beyond float32's range for these clouds, or a bad option.
 
     Source: Cuturi 2013; Chizat et al. 2018 (relaxed marginals); streaming form arXiv 2602.03067, Prop. 1.
     """
+    started = time.perf_counter()
     if (n_iterations is None) == (tol is None):
         raise ValueError("give exactly one of n_iterations (fixed) and tol (L1 marginal residual)")
     eps, cost_scale = positive("eps", eps), positive("cost_scale", cost_scale)
@@ -119,140 +105,45 @@ def solve(
     updates, precision = _member("updates", Updates, updates), _member("precision", Precision, precision)
     balanced = rho_x is None and rho_y is None
     inputs = checked_inputs(x, y, a, b, eps=eps, cost_scale=cost_scale, balanced=balanced)
-    loop = _Loop(inputs, cost_scale=cost_scale, rho=(rho_x, rho_y), updates=updates, precision=precision)
-    loop.anneal(_epsilons(inputs, eps, cost_scale, annealing))
+    method = Method(cost_scale, rho_x, rho_y, updates, acceleration)
+    loop = Loop(inputs, method, precision, started)
+    if annealing is not None:
+        for larger in _epsilons(squared_diameter(inputs, cost_scale), eps, annealing):
+            loop.set_epsilon(larger)
+            loop.iterate()
     if n_iterations is not None:
-        loop.run_fixed(eps, n_iterations)
+        loop.set_epsilon(eps)
+        for _ in range(n_iterations):
+            loop.iterate()
     else:
         assert tol is not None
-        loop.run_to_residual(eps, tol, max_iterations, max_seconds)
-    return loop.result(eps, tol)
-
-
-class _Loop:
-    """The state of one solve: sweeps in the present precision, base-2 potentials in them, counts and trace."""
-
-    def __init__(
-        self,
-        inputs: Inputs,
-        *,
-        cost_scale: float,
-        rho: tuple[float | None, float | None],
-        updates: Updates,
-        precision: Precision,
-    ):
-        self.started = time.perf_counter()
-        self.rho = rho
-        self.inputs = inputs
-        self.cost_scale = cost_scale
-        self.updates = updates
-        self.precision = precision
-        self.sweeps = self._make_sweeps(precision)
-        on_cpu = inputs.x.device.type == "cpu"
-        self.check_every = 1 if on_cpu or inputs.x.shape[0] * inputs.y.shape[0] >= CHEAP_PAIRS else 4
-        self.eps: float | None = None
-        self.n_iterations = 0
-        self.n_passes = 0
-        self.residual: float | None = None
-        self.trace: list[Check] = []
-
-    def _make_sweeps(self, precision: Precision) -> Sweeps:
-        if self.inputs.x.device.type == "cpu":
-            return BlockedSweeps(self.inputs, cost_scale=self.cost_scale)
-        from .triton_sweeps import TritonSweeps  # Triton is there only where a GPU is
-
-        return TritonSweeps(self.inputs, cost_scale=self.cost_scale, precision=precision)
-
-    def set_epsilon(self, eps: float) -> None:
-        self.sweeps.set_epsilon(eps, 1.0 if self.eps is None else self.eps / eps)
-        for cloud, rho in zip((self.sweeps.x, self.sweeps.y), self.rho, strict=True):
-            cloud.damping = 1.0 if rho is None else rho / (rho + eps)
-        self.eps = eps
-
-    def iterate(self) -> None:
-        sweeps = self.sweeps
-        if self.updates is Updates.ALTERNATING:
-            sweeps.half_step(sweeps.x, sweeps.y)
-            sweeps.half_step(sweeps.y, sweeps.x)
+        limits = Limits(max_iterations, None if max_seconds is None else started + max_seconds)
+        if acceleration and annealing is None and updates is Updates.ALTERNATING:
+            iterate_from_best_start(loop, eps, tol, limits)
         else:
-            sweeps.symmetric_step()
-        self.n_iterations += 1
-        self.n_passes += 2
+            loop.set_epsilon(eps)
+            loop.iterate_to(tol, limits)
+        if loop.sweeps.rounded:
+            loop.make_exact()
+            loop.iterate_to(tol, limits)
+    return _result(loop, eps, tol)
 
-    def anneal(self, epsilons: list[float]) -> None:
-        for eps in epsilons:
-            self.set_epsilon(eps)
-            self.iterate()
 
-    def run_fixed(self, eps: float, n_iterations: int) -> None:
-        self.set_epsilon(eps)
-        for _ in range(n_iterations):
-            self.iterate()
-
-    def run_to_residual(self, eps: float, tol: float, max_iterations: int, max_seconds: float | None) -> None:
-        self.set_epsilon(eps)
-        self._iterate_until(tol, max_iterations, max_seconds)
-        if self.sweeps.rounded:
-            rounded, self.precision = self.sweeps, Precision.EXACT
-            self.sweeps = self._make_sweeps(self.precision)
-            self.sweeps.take_potentials(rounded)
-            self.set_epsilon(eps)
-            self._iterate_until(tol, max(max_iterations, self.n_iterations + 1), max_seconds)
-
-    def _iterate_until(self, tol: float, max_iterations: int, max_seconds: float | None) -> None:
-        """At least one iteration, then on until a sweep finds the potentials' residual <= tol, or to a limit.
-
-        That last sweep's own update is taken back, so that the residual is that of the potentials returned.
-        """
-        self.iterate()
-        sweeps = self.sweeps
-        while True:
-            last = self.n_iterations >= max_iterations or self._out_of_time(max_seconds)
-            check = last or self.n_iterations % self.check_every == 0
-            if self.updates is Updates.ALTERNATING:
-                sweeps.half_step(sweeps.x, sweeps.y)
-                moved = [sweeps.x]  # the columns' marginal was just met exactly
-            else:
-                sweeps.symmetric_step()
-                moved = [sweeps.x, sweeps.y]
-            if check and (self._read_residual(moved) <= tol or last):
-                for cloud in moved:
-                    cloud.potential.copy_(cloud.used)
-                self.n_passes += len(moved)
-                return
-            if self.updates is Updates.ALTERNATING:
-                sweeps.half_step(sweeps.y, sweeps.x)
-            self.n_iterations += 1
-            self.n_passes += 2
-
-    def _read_residual(self, moved: list[Cloud]) -> float:
-        masses = {id(self.sweeps.x): self.inputs.mass_x, id(self.sweeps.y): self.inputs.mass_y}
-        residual = torch.stack([cloud.residuals.sum() / masses[id(cloud)] for cloud in moved]).amax().item()
-        seconds = time.perf_counter() - self.started
-        assert self.eps is not None
-        self.trace.append(Check(self.n_iterations, self.n_passes, seconds, self.eps, self.precision, residual))
-        self.residual = residual
-        return residual
-
-    def _out_of_time(self, max_seconds: float | None) -> bool:
-        return max_seconds is not None and time.perf_counter() - self.started > max_seconds
-
-    def result(self, eps: float, tol: float | None) -> Result:
-        x, y = self.sweeps.x, self.sweeps.y
-        converged = None if tol is None or self.residual is None else self.residual <= tol
-        mass = eps * math.log(self.inputs.mass) / 2  # the sweeps saw weights over their mass
-        return Result(
-            f=x.potential[: x.n] * (eps / LOG2_E) - mass,
-            g=y.potential[: y.n] * (eps / LOG2_E) - mass,
-            eps=eps,
-            cost_scale=self.cost_scale,
-            precision=self.precision,
-            n_iterations=self.n_iterations,
-            n_passes=self.n_passes,
-            residual=self.residual,
-            converged=converged,
-            trace=tuple(self.trace),
-        )
+def _result(loop: Loop, eps: float, tol: float | None) -> Result:
+    x, y = loop.sweeps.x, loop.sweeps.y
+    mass = eps * math.log(loop.inputs.mass) / 2  # the sweeps saw weights over their mass
+    return Result(
+        f=x.potential[: x.n] * (eps / LOG2_E) - mass,
+        g=y.potential[: y.n] * (eps / LOG2_E) - mass,
+        eps=eps,
+        cost_scale=loop.method.cost_scale,
+        precision=loop.precision,
+        n_iterations=loop.n_iterations,
+        n_passes=loop.n_passes,
+        residual=loop.residual,
+        converged=None if tol is None or loop.residual is None else loop.residual <= tol,
+        trace=tuple(loop.trace),
+    )
 
 
 E = TypeVar("E", bound=StrEnum)
@@ -264,14 +155,9 @@ def _member(name: str, options: type[E], value: E | str) -> E:
     return options(value)
 
 
-def _epsilons(inputs: Inputs, eps: float, cost_scale: float, annealing: float | None) -> list[float]:
-    """Annealing schedule, largest first, all above eps: from the squared diameter of both clouds' bounding box."""
-    if annealing is None:
-        return []
-    low = torch.minimum(inputs.x.amin(0), inputs.y.amin(0)).double()
-    high = torch.maximum(inputs.x.amax(0), inputs.y.amax(0)).double()
-    start = cost_scale * (high - low).square().sum().item()
+def _epsilons(start: float, eps: float, ratio: float) -> list[float]:
+    """Annealing schedule, largest first, all above eps."""
     if start <= eps:
         return []
-    count = math.ceil(math.log(eps / start) / math.log(annealing))
-    return [start * annealing**k for k in range(count)]
+    count = math.ceil(math.log(eps / start) / math.log(ratio))
+    return [start * ratio**k for k in range(count)]

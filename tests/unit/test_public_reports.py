@@ -121,16 +121,15 @@ def test_n31_translation_and_scale(device):
     assert divergence(x / 2, y / 2, eps=0.0025, device=device) == pytest.approx(100.0, rel=1e-4)
 
 
-@pytest.mark.parametrize(("eps", "converges"), [(0.1, True), (1e-3, False)])
-def test_n32_swapping_the_clouds_changes_nothing_or_both_say_not_converged(device, eps, converges):
+@pytest.mark.parametrize("eps", [0.1, 1e-3])
+def test_n32_swapping_the_clouds_changes_nothing(device, eps):
     x, y = torch.randn(40, 2, generator=generator()), torch.randn(25, 2, generator=generator(1))
     a, b = torch.rand(40, generator=generator(2)), torch.rand(25, generator=generator(3))
     a, b = a / a.sum(), b / b.sum()
     forth, one = value(x, y, a, b, eps=eps, device=device, tol=1e-4, annealing=0.9)
     back, other = value(y, x, b, a, eps=eps, device=device, tol=1e-4, annealing=0.9)
-    assert (one.converged, other.converged) == (converges, converges)
-    if converges:
-        assert forth == pytest.approx(back, rel=1e-4)
+    assert one.converged and other.converged
+    assert forth == pytest.approx(back, rel=1e-4)
 
 
 def test_n40_equal_masses_other_than_one_are_solved_and_unequal_ones_refused():

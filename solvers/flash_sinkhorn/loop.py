@@ -1,0 +1,172 @@
+"""The iterations of one problem: one eps after another, a fixed number of them or until the residual is met."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import torch
+
+from .acceleration import Anderson
+from .blocked_sweeps import BlockedSweeps
+from .checks import Inputs
+from .sweeps import Sweeps
+from .tiles import Precision
+
+CHEAP_PAIRS = 1 << 28  # below this a sweep is shorter than reading its residual back, so read it less often
+
+
+class Updates(StrEnum):
+    """alternating: f from g, then g from the new f. symmetric: both from the old pair, averaged with it."""
+
+    ALTERNATING = "alternating"
+    SYMMETRIC = "symmetric"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One residual read back, of the potentials that the last sweep started from, `passes` sweeps and `seconds` into
+    the solve, at `eps`."""
+
+    iteration: int
+    passes: float
+    seconds: float
+    eps: float
+    precision: Precision
+    residual: float
+
+
+@dataclass(frozen=True)
+class Method:
+    """How a problem is iterated. rho_x, rho_y: None is a balanced marginal."""
+
+    cost_scale: float
+    rho_x: float | None
+    rho_y: float | None
+    updates: Updates
+    acceleration: bool
+
+
+@dataclass(frozen=True)
+class Limits:
+    """max_iterations in all; deadline: a time of `time.perf_counter`, or None."""
+
+    max_iterations: int
+    deadline: float | None
+
+    @property
+    def out_of_time(self) -> bool:
+        return self.deadline is not None and time.perf_counter() > self.deadline
+
+
+@dataclass
+class Loop:
+    """Sweeps of one problem in one precision with the potentials in them, and what was done so far.
+
+    n_passes: sweeps over all pairs. residual: of the last check, None before any.
+    """
+
+    inputs: Inputs
+    method: Method
+    precision: Precision
+    started: float = field(default_factory=time.perf_counter)
+    eps: float | None = None
+    n_iterations: int = 0
+    n_passes: float = 0.0
+    residual: float | None = None
+    trace: list[Check] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.sweeps = self._make_sweeps()
+        x = self.inputs.x
+        cheap = x.device.type != "cpu" and x.shape[0] * self.inputs.y.shape[0] < CHEAP_PAIRS
+        self.check_every = 4 if cheap else 1
+
+    def _make_sweeps(self) -> Sweeps:
+        if self.inputs.x.device.type == "cpu":
+            return BlockedSweeps(self.inputs, cost_scale=self.method.cost_scale)
+        from .triton_sweeps import TritonSweeps  # Triton is there only where a GPU is
+
+        return TritonSweeps(self.inputs, cost_scale=self.method.cost_scale, precision=self.precision)
+
+    def set_epsilon(self, eps: float) -> None:
+        """Keep f and g, and go on with them at this eps."""
+        sweeps = self.sweeps
+        sweeps.set_epsilon(eps, 1.0 if self.eps is None else self.eps / eps)
+        for cloud, rho in ((sweeps.x, self.method.rho_x), (sweeps.y, self.method.rho_y)):
+            cloud.damping = 1.0 if rho is None else rho / (rho + eps)
+        self.eps = eps
+
+    def restart(self, eps: float) -> None:
+        """From f = g = 0, at this eps."""
+        for cloud in (self.sweeps.x, self.sweeps.y):
+            cloud.potential.zero_()
+        self.set_epsilon(eps)
+
+    def make_exact(self) -> None:
+        """Go on with the clouds as given, from the potentials of the rounded ones."""
+        assert self.eps is not None
+        rounded, self.precision = self.sweeps, Precision.EXACT
+        self.sweeps = self._make_sweeps()
+        self.sweeps.take_potentials(rounded)
+        self.set_epsilon(self.eps)
+
+    def iterate(self) -> None:
+        """One update of both potentials."""
+        sweeps = self.sweeps
+        if self.method.updates is Updates.ALTERNATING:
+            sweeps.half_step(sweeps.x, sweeps.y)
+            sweeps.half_step(sweeps.y, sweeps.x)
+        else:
+            sweeps.symmetric_step()
+        self.n_iterations += 1
+        self.n_passes += 2
+
+    def iterate_to(self, tol: float, limits: Limits) -> None:
+        """At least one iteration, then on until a sweep finds the residual of what it started from <= tol.
+
+        The updates of that last sweep are taken back, so that `residual` is that of the potentials left in the sweeps.
+        """
+        for _ in self.checks(tol, limits):
+            pass
+
+    def checks(self, tol: float, limits: Limits) -> Iterator[float]:
+        """`iterate_to`, stopping at each residual that is read back.
+
+        Of alternating updates the rows' half-step met the rows' marginal exactly, and the columns' measures the rest.
+        """
+        sweeps = self.sweeps
+        alternating = self.method.updates is Updates.ALTERNATING
+        measured = [sweeps.y] if alternating else [sweeps.x, sweeps.y]
+        accelerated = self.method.acceleration and alternating
+        mixer = Anderson(sweeps, mass=self.inputs.mass_y) if accelerated else None
+        while True:
+            self.iterate()
+            last = self.n_iterations >= limits.max_iterations or limits.out_of_time
+            if not (last or mixer or self.n_iterations % self.check_every == 0):
+                continue
+            parts = [self._residual_on_device()] + ([mixer.measure()] if mixer else [])
+            residual, *measurements = torch.cat(parts).tolist()  # the only wait for the device
+            self._record(residual)
+            if residual <= tol or last:
+                for cloud in measured:
+                    cloud.potential.copy_(cloud.used)
+                yield residual
+                return
+            yield residual
+            if mixer:
+                mixer.extrapolate(residual, measurements)
+
+    def _residual_on_device(self) -> torch.Tensor:
+        of_y = self.sweeps.y.residuals.sum() / self.inputs.mass_y
+        if self.method.updates is Updates.ALTERNATING:
+            return of_y[None]
+        return torch.maximum(of_y, self.sweeps.x.residuals.sum() / self.inputs.mass_x)[None]
+
+    def _record(self, residual: float) -> None:
+        assert self.eps is not None
+        seconds = time.perf_counter() - self.started
+        self.trace.append(Check(self.n_iterations, self.n_passes, seconds, self.eps, self.precision, residual))
+        self.residual = residual

@@ -1,0 +1,115 @@
+"""Where accelerated iterations start: from zero where that is quick, else from larger eps, the largest on a sample."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+
+from .checks import Inputs
+from .loop import Limits, Loop
+
+PROBATION = 2  # iterations from zero, which show whether more of them would be quick
+QUICK_RESIDUAL, QUICK_CONTRACTION = 0.4, 0.7
+RATIO = 0.25  # from one eps to the next
+LEVEL_TOLERANCE, LEVEL_ITERATIONS = 0.05, 20
+SAMPLED_ABOVE = 1 / 64  # of the squared diameter: a sample's plan at larger eps is close to that of all points
+SAMPLE_SHARE, SMALLEST_SAMPLE = 1 / 16, 32
+GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
+
+
+def squared_diameter(inputs: Inputs, cost_scale: float) -> float:
+    """Cost from corner to corner of the bounding box of all points with weight."""
+    ends = []
+    for points, weight in ((inputs.x, inputs.a), (inputs.y, inputs.b)):
+        weightless = (weight == 0)[:, None]
+        ends += [points.masked_fill(weightless, math.inf).amin(0), points.masked_fill(weightless, -math.inf).amax(0)]
+    low, high = torch.minimum(ends[0], ends[2]).double(), torch.maximum(ends[1], ends[3]).double()
+    return cost_scale * (high - low).square().sum().item()
+
+
+def iterate_from_best_start(loop: Loop, eps: float, tol: float, limits: Limits) -> None:
+    """`Loop.iterate_to` at eps from zero if the first iterations are quick, else from the end of `approach`."""
+    loop.set_epsilon(eps)
+    residuals: list[float] = []
+    for residual in loop.checks(tol, limits):
+        residuals.append(residual)
+        if len(residuals) == PROBATION and not _is_quick(residuals):
+            break
+    else:
+        return
+    if loop.n_iterations < limits.max_iterations and not limits.out_of_time:
+        approach(loop, eps, limits)
+    loop.iterate_to(tol, limits)
+
+
+def _is_quick(residuals: list[float]) -> bool:
+    return residuals[-1] <= QUICK_RESIDUAL and residuals[-1] <= QUICK_CONTRACTION * residuals[0]
+
+
+def approach(loop: Loop, eps: float, limits: Limits) -> None:
+    """Leave potentials for eps in the loop that larger eps lead to, the largest solved on a sample of the points.
+
+    On a sample iterations cost next to nothing, and they settle how much mass goes from one far region to another,
+    which takes the most of them. The sample's potential becomes that of all points by one half-step between the two.
+    """
+    diameter2 = squared_diameter(loop.inputs, loop.method.cost_scale)
+    count = max(0, math.ceil(math.log(eps / (RATIO * diameter2)) / math.log(RATIO))) if diameter2 > 0 else 0
+    levels = [RATIO * diameter2 * RATIO**k for k in range(count)]
+    sample = sampled(loop.inputs)
+    on_sample = [level for level in levels if level >= SAMPLED_ABOVE * diameter2] if sample else []
+    if sample and on_sample:
+        coarse = Loop(sample, loop.method, loop.precision)
+        _follow(coarse, on_sample, dataclasses.replace(limits, max_iterations=10**9))
+        loop.restart(on_sample[-1])
+        loop.sweeps.half_step(loop.sweeps.y, coarse.sweeps.x)
+        share_x, share_y = sample.x.shape[0] / loop.inputs.x.shape[0], sample.y.shape[0] / loop.inputs.y.shape[0]
+        loop.n_passes += share_x + share_x * share_y * coarse.n_passes
+    else:
+        loop.restart(levels[0] if levels else eps)
+    _follow(loop, levels[len(on_sample) :], limits)
+    loop.set_epsilon(eps)
+
+
+def _follow(loop: Loop, levels: list[float], limits: Limits) -> None:
+    """Solve one level after another roughly; where two are known the next starts from their linear continuation."""
+    solved: list[tuple[float, torch.Tensor]] = []  # eps, g
+    for eps in levels:
+        allowed = min(loop.n_iterations + LEVEL_ITERATIONS, limits.max_iterations - 1)
+        if loop.n_iterations >= allowed:
+            return
+        y = loop.sweeps.y
+        if len(solved) == 2:
+            (eps_0, g_0), (eps_1, g_1) = solved
+            y.potential.copy_((g_1 + (g_1 - g_0) * ((eps - eps_1) / (eps_1 - eps_0))) / eps_1)
+        loop.set_epsilon(eps)
+        loop.iterate_to(LEVEL_TOLERANCE, dataclasses.replace(limits, max_iterations=allowed))
+        solved = [*solved[-1:], (eps, y.potential * eps)]
+
+
+def sampled(inputs: Inputs) -> Inputs | None:
+    """A sixteenth of either cloud's points, drawn by weight; None where so few points are no saving."""
+    sizes = [max(SMALLEST_SAMPLE, round(SAMPLE_SHARE * len(points))) for points in (inputs.x, inputs.y)]
+    if sizes[0] > len(inputs.x) // 2 or sizes[1] > len(inputs.y) // 2:
+        return None
+    row, col = _draw(inputs.a, sizes[0]), _draw(inputs.b, sizes[1])
+    return dataclasses.replace(
+        inputs,
+        x=inputs.x[row],
+        y=inputs.y[col],
+        a=torch.full_like(inputs.a[: sizes[0]], inputs.mass_x / sizes[0]),
+        b=torch.full_like(inputs.b[: sizes[1]], inputs.mass_y / sizes[1]),
+    )
+
+
+def _draw(weight: torch.Tensor, size: int) -> torch.Tensor:
+    """Indices [size] of points of equal shares of the weight: the golden ratio's multiples along its running sum.
+
+    Evenly spread like a stride, and unlike it without a period that a grid could share.
+    """
+    along = torch.arange(size, dtype=torch.float64, device=weight.device)
+    running = weight.cumsum(0)
+    quantiles = ((along + 0.5) * GOLDEN_RATIO).frac() * running[-1]
+    last = torch.count_nonzero(running < running[-1])  # rounding must not lead to weightless points at the end
+    return torch.minimum(torch.searchsorted(running, quantiles, right=True), last)
