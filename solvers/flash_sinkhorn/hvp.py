@@ -27,8 +27,8 @@ class HessianProduct:
     what the product is worth. n_iterations of conjugate gradients; n_passes over all pairs, all directions together.
     """
 
-    h_x: torch.Tensor
-    h_y: torch.Tensor
+    h_x: torch.Tensor | None
+    h_y: torch.Tensor | None
     h_a: torch.Tensor
     h_b: torch.Tensor
     residual: float
@@ -56,6 +56,8 @@ def hvp(
     rho_y: float | None = None,
     tol: float = 1e-6,
     max_iterations: int = 1000,
+    in_x: bool = True,
+    in_y: bool = True,
     precision: Precision | str = Precision.EXACT,
 ) -> HessianProduct:
     """The Hessian of OT_eps in (x, y, a, b) times (v_x, v_y, v_a, v_b), never storing an n x m array.
@@ -65,7 +67,8 @@ def hvp(
     batch, whose k systems share each sweep. f [n], g [m]: converged potentials; away from convergence the product is
     that of no function, and `marginal_residual` says how far. rho_x, rho_y: strength of a relaxed marginal,
     rho KL(P 1 | a); None is balanced. tol: on the relative residual of the linear systems; max_iterations of
-    conjugate gradients. Other arguments as of `Plan`.
+    conjugate gradients. in_x, in_y: whether h_x and h_y are wanted; None otherwise, at no cost. Other arguments as of
+    `Plan`.
 
     Raises ValueError as `Plan` does, and for directions of the wrong shape, device or type, or none at all.
 
@@ -77,13 +80,15 @@ def hvp(
     single = all(v is None or v.ndim == rank for v, rank in ((v_x, 2), (v_y, 2), (v_a, 1), (v_b, 1)))
     directions = [v if v is None or not single else v[None] for v in (v_x, v_y, v_a, v_b)]
     tangent = hessian.tangent(*directions, tol=tol, max_iterations=max_iterations)
-    changes = [hessian.change(tangent), hessian.change(tangent, transpose=True), tangent.df, tangent.dg]
-    h_x, h_y, h_a, h_b = (change[0] if single else change for change in changes)
+    h_x = hessian.change(tangent).to(x.dtype) if in_x else None
+    h_y = hessian.change(tangent, transpose=True).to(y.dtype) if in_y else None
+    if single:
+        h_x, h_y = (None if change is None else change[0] for change in (h_x, h_y))
     return HessianProduct(
-        h_x=h_x.to(x.dtype),
-        h_y=h_y.to(y.dtype),
-        h_a=h_a,
-        h_b=h_b,
+        h_x=h_x,
+        h_y=h_y,
+        h_a=tangent.df[0] if single else tangent.df,
+        h_b=tangent.dg[0] if single else tangent.dg,
         residual=tangent.solution.residual,
         converged=tangent.solution.residual <= tol,
         marginal_residual=hessian.marginal_residual,
@@ -115,9 +120,9 @@ class Hessian:
         rho_x = rho_x if rho_x is None else positive("rho_x", rho_x)
         rho_y = rho_y if rho_y is None else positive("rho_y", rho_y)
         self.plan = plan
-        self.displacement_x = plan.averages.displacement()
-        self.displacement_y = plan.averages.displacement(transpose=True)
-        self.n_passes = 2
+        self.n_passes = 1
+        self._displacements: dict[bool, torch.Tensor] = {}
+        self._displacement(False)  # most directions are in x, and its sweep leaves the row sums behind
         self.r, self.c = plan.row_sums(), plan.col_sums()
         self.kappa_x = 1.0 if rho_x is None else 1.0 + plan.eps / rho_x
         self.kappa_y = 1.0 if rho_y is None else 1.0 + plan.eps / rho_y
@@ -144,8 +149,8 @@ class Hessian:
         zeros_a, zeros_b = a.new_zeros(k, a.shape[0]), b.new_zeros(k, b.shape[0])
         log_a = zeros_a if v_a is None else torch.where(a > 0, eps * v_a / a, 0.0)
         log_b = zeros_b if v_b is None else torch.where(b > 0, eps * v_b / b, 0.0)
-        p = self._cost_changes(v_x, v_y, self.displacement_x, transpose=False)
-        q = self._cost_changes(v_y, v_x, self.displacement_y, transpose=True)
+        p = self._cost_changes(v_x, v_y, transpose=False)
+        q = self._cost_changes(v_y, v_x, transpose=True)
         p, q = zeros_a + p + self.kappa_x * log_a, zeros_b + q + self.kappa_y * log_b
         solution = self.system.solve(p.T, q.T, tol=tol, max_iterations=max_iterations)
         self.n_passes += solution.n_passes
@@ -176,20 +181,25 @@ class Hessian:
         self,
         own: torch.Tensor | None,
         opposite: torch.Tensor | None,
-        displacement: torch.Tensor,
         *,
         transpose: bool,
     ) -> torch.Tensor | float:
         """Means [k, n] of dC over each row; the rows' own motion needs no sweep of its own."""
         means: torch.Tensor | float = 0.0
         if own is not None:
-            means = means + 2.0 * self.plan.cost_scale * (own * displacement).sum(2).double()
+            means = means + 2.0 * self.plan.cost_scale * (own * self._displacement(transpose)).sum(2).double()
         if opposite is not None:
             averages = self.plan.averages
             each = [averages.cost_change_means(Motion(None, w), transpose=transpose).double() for w in opposite]
             means = means + torch.stack(each)
             self.n_passes += len(each)
         return means
+
+    def _displacement(self, transpose: bool) -> torch.Tensor:
+        if transpose not in self._displacements:
+            self._displacements[transpose] = self.plan.averages.displacement(transpose=transpose)
+            self.n_passes += 1
+        return self._displacements[transpose]
 
     def _checked_batch(self, *directions: torch.Tensor | None) -> int:
         """The number of directions. ValueError if any does not fit the problem or the others."""

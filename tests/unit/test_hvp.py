@@ -132,6 +132,11 @@ def test_batch_is_a_loop_and_shares_its_sweeps(device):
         looped = torch.stack([getattr(single, name) for single in singles])
         assert (getattr(batch, name) - looped).abs().max() < 1e-5 * looped.abs().max()
     assert batch.n_passes < 2 + sum(single.n_passes - 2 for single in singles)
+    in_y = hvp(*arguments, v_x[0], eps=3.0, in_x=False)
+    in_x = hvp(*arguments, v_x[0], eps=3.0, in_y=False)
+    both = hvp(*arguments, v_x[0], eps=3.0)
+    assert in_y.h_x is None and torch.equal(in_y.h_y, both.h_y) and in_y.n_passes < both.n_passes
+    assert in_x.h_y is None and torch.equal(in_x.h_x, both.h_x) and in_x.n_passes < both.n_passes
 
 
 def test_residual_is_the_true_one(device):
