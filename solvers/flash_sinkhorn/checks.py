@@ -94,6 +94,7 @@ def checked_inputs(
         centre = torch.zeros(x.shape[1], dtype=torch.float64, device=x.device)
     else:  # by mass: points without any must not matter
         centre = found_x.weighted_sum / (2 * of_x.mass) + found_y.weighted_sum / (2 * of_y.mass)
+        centre = centre.to(dtype).double()  # so that points of that type move there without a digit lost
     unit = 2.0 ** (math.ceil(math.log2(span)) - 9) if span > 0 else 1.0
     return Inputs(x, y, a, b, centre, unit, mass, mass_x, mass_y)
 
