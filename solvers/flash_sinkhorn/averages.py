@@ -56,7 +56,7 @@ class Averages(ABC, Generic[C]):
     def log2_sums(self, *, transpose: bool = False) -> torch.Tensor:
         """L [n] in float64."""
         if transpose not in self._log2_sums:
-            self._learn(self._sweep_sums(*self._sides(transpose)), transpose)
+            self._log2_sums[transpose] = self._sweep_sums(*self._sides(transpose))
         return self._log2_sums[transpose]
 
     def means(self, values: torch.Tensor, *, transpose: bool = False) -> torch.Tensor:
@@ -76,7 +76,7 @@ class Averages(ABC, Generic[C]):
         """Means [n] of dC_ij."""
         rows, cols = self._sides(transpose)
         alpha, beta = torch.zeros_like(rows.potential[: rows.n]), torch.zeros_like(cols.potential[: cols.n])
-        return -self._moments(self._settle_side(transpose), cols, alpha, beta, motion, with_points=False)[0]
+        return -self._moments(self._settled_rows(transpose), cols, alpha, beta, motion, with_points=False)[0]
 
     def moments(
         self, alpha: torch.Tensor, beta: torch.Tensor, motion: Motion, *, transpose: bool = False
@@ -87,22 +87,19 @@ class Averages(ABC, Generic[C]):
         change of P_ij. alpha [n], beta [m] are those of the rows and columns of the sweep.
         """
         _, cols = self._sides(transpose)
-        return self._moments(self._settle_side(transpose), cols, alpha, beta, motion, with_points=True)
+        return self._moments(self._settled_rows(transpose), cols, alpha, beta, motion, with_points=True)
 
     def _means_of(self, values: torch.Tensor | None, transpose: bool) -> torch.Tensor:
         rows, cols = self._sides(transpose)
-        settled = self._settled.get(transpose)
-        means, sums = self._means(settled or rows, cols, values, settled=settled is not None)
-        if settled is None:
-            self._learn(sums, transpose)
+        if transpose in self._log2_sums:
+            return self._means(self._settled_rows(transpose), cols, values, settled=True)[0]
+        means, self._log2_sums[transpose] = self._means(rows, cols, values, settled=False)
         return means
 
-    def _learn(self, log2_sums: torch.Tensor, transpose: bool) -> None:
-        self._log2_sums[transpose] = log2_sums
-        self._settled[transpose] = self._settle(self._sides(transpose)[0], log2_sums)
-
-    def _settle_side(self, transpose: bool) -> C:
-        self.log2_sums(transpose=transpose)
+    def _settled_rows(self, transpose: bool) -> C:
+        if transpose not in self._settled:
+            sums = self.log2_sums(transpose=transpose)
+            self._settled[transpose] = self._settle(self._sides(transpose)[0], sums)
         return self._settled[transpose]
 
     def _sides(self, transpose: bool) -> tuple[C, C]:

@@ -34,6 +34,7 @@ class BlockedAverages(Averages[BlockedCloud]):
     def _settle(self, rows: BlockedCloud, log2_sums: torch.Tensor) -> BlockedCloud:
         return replace(rows, row_bias=(rows.row_bias.double() - log2_sums).to(rows.row_bias.dtype))
 
+    @torch.autocast("cpu", enabled=False)
     def _means(
         self, rows: BlockedCloud, cols: BlockedCloud, values: torch.Tensor | None, *, settled: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,6 +61,7 @@ class BlockedAverages(Averages[BlockedCloud]):
             sums[block] = maximum.double() + total.double().log2()
         return means, sums
 
+    @torch.autocast("cpu", enabled=False)
     def _moments(
         self,
         rows: BlockedCloud,

@@ -78,7 +78,7 @@ def hvp(
     plan = Plan(x, y, a, b, f, g, eps=eps, cost_scale=cost_scale, precision=precision)
     hessian = Hessian(plan, f, g, rho_x=rho_x, rho_y=rho_y)
     single = all(v is None or v.ndim == rank for v, rank in ((v_x, 2), (v_y, 2), (v_a, 1), (v_b, 1)))
-    directions = [v if v is None or not single else v[None] for v in (v_x, v_y, v_a, v_b)]
+    directions = [None if v is None else (v[None] if single else v).detach() for v in (v_x, v_y, v_a, v_b)]
     tangent = hessian.tangent(*directions, tol=tol, max_iterations=max_iterations)
     h_x = hessian.change(tangent).to(x.dtype) if in_x else None
     h_y = hessian.change(tangent, transpose=True).to(y.dtype) if in_y else None

@@ -47,8 +47,7 @@ class TritonAverages(Averages[StoredCloud]):
 
     def set_potentials(self, f: torch.Tensor, g: torch.Tensor, eps: float) -> None:
         super().set_potentials(f, g, eps)
-        clouds = (self.sweeps.x, self.sweeps.y)
-        largest = [torch.where(cloud.weight > 0, cloud.row_bias.abs(), 0.0).amax() for cloud in clouds]
+        largest = [torch.linalg.vector_norm(cloud.row_bias, math.inf) for cloud in (self.sweeps.x, self.sweeps.y)]
         self.rounding = (largest[0] + largest[1]) * ULPS.value
 
     def _sweep_sums(self, rows: StoredCloud, cols: StoredCloud) -> torch.Tensor:

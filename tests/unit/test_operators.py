@@ -242,6 +242,40 @@ def test_separated_pairs_in_high_dimension(device, dtype):
     assert torch.allclose(grad_x.cpu(), x - y[sigma], atol=1e-5)
 
 
+def test_every_dimension(device):
+    """I12: tile edges, chunks and padding; the gradient of the divergence of a translated copy is -2 a t."""
+    dimensions = [1, 2, 3, 4, 7, 15, 16, 17, 31, 33, 63, 64, 65, 100, 120, 127, 128, 129, 255, 257, 511, 700]
+    dimensions += [1000, 1023, 1024, 1025, 2049]
+    uniform = torch.full((33,), 1 / 33, dtype=torch.float64)
+    for d in dimensions:
+        x, t = normal(33, d, dtype=torch.float32), torch.linspace(0.2, 0.5, d)
+        gradients = []
+        for y in (x, x + t):
+            f, g, _ = dense_sinkhorn(x, y, uniform, uniform, 2.0 * d)
+            grad_x, grad_y = gradient(
+                *(v.to(device) for v in (x, y)), None, None, f.to(device), g.to(device), eps=2.0 * d
+            )
+            gradients.append((grad_x.cpu(), grad_y.cpu()))
+        differences = [after - before for before, after in zip(*gradients, strict=True)]
+        assert (differences[0] + 2 * t / 33).abs().max() < 1e-5 and (differences[1] - 2 * t / 33).abs().max() < 1e-5, d
+
+
+def test_autograd_and_autocast_leave_it_alone(device):
+    """Inputs that require gradients are constants here, and mixed precision is not for potentials."""
+    x, y = normal(40, 6, dtype=torch.float32).to(device), normal(30, 6, 1, torch.float32).to(device)
+    f, g, v = torch.zeros(40, device=device), torch.zeros(30, device=device), normal(30, 2, 2, torch.float32).to(device)
+    want = plan_apply(x, y, None, None, f, g, v, eps=3.0), gradient(x, y, None, None, f, g, eps=3.0)[0]
+    inputs = [w.clone().requires_grad_() for w in (x, y, f, g, v)]
+    with torch.autocast(device, dtype=torch.bfloat16):
+        got = (
+            plan_apply(*inputs[:2], None, None, *inputs[2:], eps=3.0),
+            gradient(*inputs[:2], None, None, *inputs[2:4], eps=3.0)[0],
+        )
+    for ours, theirs in zip(got, want, strict=True):
+        assert not ours.requires_grad and ours.dtype is torch.float32
+        assert relative(ours, theirs.double().cpu()) < 1e-5  # bfloat16 would show at 1e-2
+
+
 def test_masses_other_than_one_and_unequal(device):
     x, y, a, b = normal(30, 4), normal(20, 4, 1), 3 * weights(30), 0.5 * weights(20, 1)
     f, g = normal(30, 1, 2)[:, 0], normal(20, 1, 3)[:, 0]
@@ -335,3 +369,36 @@ def test_gpu_agrees_with_cpu_at_sizes_that_fill_it(d, k, precision):
     assert relative(plan.displacement(transpose=True), reference.displacement(transpose=True)) < close
     first, second = plan.apply(v.cuda()), plan.apply(v.cuda())
     assert torch.equal(first, second)  # the same sums in the same order, every time
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", [64, 512])
+def test_gpu_memory_of_the_gradient(d):
+    """Peak above inputs: at most four copies of the clouds in float32."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    n, m = 30_000, 20_000
+    x, y = torch.randn(n, d, device="cuda"), torch.randn(m, d, device="cuda")
+    f, g = (torch.zeros(k, dtype=torch.float64, device="cuda") for k in (n, m))
+    gradient(x[:100], y[:100], None, None, f[:100], g[:100], eps=float(d))
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    gradient(x, y, None, None, f, g, eps=float(d))
+    assert torch.cuda.max_memory_allocated() - before <= 4 * (n + m) * d * 4
+
+
+@pytest.mark.gpu
+def test_offsets_beyond_32_bits():
+    """I09: more than 2^31 coordinates, of which only those of the last 84 points are not zero."""
+    if not torch.cuda.is_available() or torch.cuda.mem_get_info()[0] < 80 * 2**30:
+        pytest.skip("needs a CUDA device with 80 GiB free")
+    n, d = 16_777_300, 128
+    x, y = torch.zeros(n, d, device="cuda"), torch.zeros(1, d, device="cuda")
+    x[-84:, 0] = 1000.0
+    f, g = torch.zeros(n, dtype=torch.float64, device="cuda"), torch.zeros(1, dtype=torch.float64, device="cuda")
+    f[-84:] = 1e6
+    grad_x, grad_y = gradient(x, y, None, None, f, g, eps=1e6)
+    assert (grad_x[-84:, 0] * n / 2 - 1000.0).abs().max() < 1e-2
+    assert grad_x[:-84].abs().max() * n < 1e-2
+    assert grad_y[0, 0].item() == pytest.approx(-2 * 84 * 1000.0 / n, rel=1e-3)
