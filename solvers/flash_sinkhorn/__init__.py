@@ -1,6 +1,34 @@
-"""FlashSinkhorn: dense streaming entropic OT. README.md derives the method; `solve` is the entry point."""
+"""FlashSinkhorn: dense streaming entropic OT.
 
+`SamplesLoss` is the loss for training, `transport` one problem's full result, `solve` its potentials; the rest applies
+the plan they define. README.md derives the method.
+"""
+
+from .hvp import hvp
+from .lanczos import lanczos_min_eigenvalue
+from .loss import NotConverged, Regularisation, ot_value
+from .operators import Plan, barycentric_projection, gradient, plan_apply
+from .samples_loss import SamplesLoss
 from .solver import Check, Result, Updates, solve
 from .tiles import Precision
+from .transport import Transport, transport
 
-__all__ = ["Check", "Precision", "Result", "Updates", "solve"]
+__all__ = [
+    "Check",
+    "NotConverged",
+    "Plan",
+    "Precision",
+    "Regularisation",
+    "Result",
+    "SamplesLoss",
+    "Transport",
+    "Updates",
+    "barycentric_projection",
+    "gradient",
+    "hvp",
+    "lanczos_min_eigenvalue",
+    "ot_value",
+    "plan_apply",
+    "solve",
+    "transport",
+]
