@@ -77,10 +77,19 @@ class WorkerProcess:
 
     def request(self, message: dict[str, Any], timeout_s: float | None) -> dict[str, Any]:
         """The worker's answer. Raises DeadlineReached or WorkerDied; then nothing of the worker is left."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self.post(message)
+        return self.answer(timeout_s)
+
+    def post(self, message: dict[str, Any]) -> None:
+        """Ask, to wait for the answer later. A worker that is no more shows when it is waited for."""
         self._oom_kills = oom_kills()
-        try:
+        with contextlib.suppress(BrokenPipeError):
             os.write(self._requests, json.dumps(message).encode() + b"\n")
+
+    def answer(self, timeout_s: float | None) -> dict[str, Any]:
+        """Wait for the answer to what was posted. Raises as `request` does."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        try:
             while True:
                 answer = self._next_line(deadline)
                 if "phase" in answer:
@@ -89,8 +98,6 @@ class WorkerProcess:
                     self.samples_s.append(answer["sample_s"])
                 else:
                     return answer
-        except BrokenPipeError:
-            self._raise_death()
         except DeadlineReached:
             self.kill()
             raise

@@ -182,8 +182,9 @@ class Runner:
                 self._record(run.cell, run.started_at, ended)
             return False
 
-        for cell in cells:
-            if self._out_of_budget():
+        self._start_workers([cell for cell in cells if self._history.smaller_failure(cell) is None])
+        for index, cell in enumerate(cells):
+            if index and self._out_of_budget():
                 break
             smaller = self._history.smaller_failure(cell)
             if smaller is not None:
@@ -197,6 +198,19 @@ class Runner:
         for run in running:
             step(run, "finish")
         return crowded
+
+    def _start_workers(self, cells: Sequence[Cell]) -> None:
+        """Start the workers that are missing side by side: importing a framework takes seconds."""
+        missing = [cell for cell in cells if cell.solver not in self._workers]
+        if len(missing) == 1:
+            return  # its start imports as fast
+        for cell in missing:
+            self._worker(cell).post({"op": "import", "cell": cell.to_json()})
+        for cell in missing:
+            try:
+                self._workers[cell.solver].answer(cell.timeout_s)
+            except (DeadlineReached, WorkerDied):  # a new one will say so again at the cell's start, for the record
+                del self._workers[cell.solver]
 
     def _worker(self, cell: Cell) -> WorkerProcess:
         worker = self._workers.get(cell.solver)

@@ -1,9 +1,9 @@
 """Child entry point: `python -m fsbench.worker REQUESTS REPLIES PARENT_PID`, one process a solver.
 
 JSON lines on two inherited file descriptors, so that whatever a solver prints goes to the log and cannot disturb the
-protocol. Requests: {"op": "start", "cell": ...}, {"op": "sample"}, {"op": "finish"}. Each is answered by {"more": true}
-or {"record": {...}}, the measured columns of a cell that has ended; {"phase": ...} and {"sample_s": ...} lines may come
-before the answer.
+protocol. Requests: {"op": "import", "cell": ...}, {"op": "start", "cell": ...}, {"op": "sample"}, {"op": "finish"}.
+Each is answered by {"more": true} or {"record": {...}}, the measured columns of a cell that has ended; {"phase": ...}
+and {"sample_s": ...} lines may come before the answer.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ class _Session:
         """Carry out one request. Whatever goes wrong becomes the record of the cell."""
         try:
             match request["op"]:
+                case "import":
+                    self._bring(Cell.from_json(request["cell"]))
                 case "start":
                     self.measurement = None
                     self.measurement = self._measurement(Cell.from_json(request["cell"]))
@@ -57,6 +59,15 @@ class _Session:
             phase = self.measurement.phase if self.measurement is not None else Phase.IMPORT
             return {"record": _failure(error, phase)}
         return {"more": True}
+
+    def _bring(self, cell: Cell) -> None:
+        """Import what the cell's solver needs. What fails here fails again at its start, and is recorded there."""
+        from fsbench.cell_inputs import load_target
+
+        try:
+            load_target(cell.solver_target)
+        except Exception:  # noqa: BLE001 - ends in a record
+            traceback.print_exc()
 
     def _measurement(self, cell: Cell) -> Any:
         from fsbench.cell import Measurement

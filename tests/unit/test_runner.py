@@ -140,16 +140,14 @@ def test_the_kernels_out_of_memory_kill_is_oom(out, monkeypatch):
 
 
 def test_the_deadline_is_on_the_sum_of_all_rounds(out):
-    """0.4 s a round, for ever, limit 1 s: no round alone reaches it."""
-    cell = fake_cell("a", timeout_s=1.0, rounds=1000, do="sleep", seconds=0.4, op="sample")
+    """0.4 s a round, for ever, limit 3 s: no round alone reaches it."""
+    cell = fake_cell("a", timeout_s=3.0, rounds=1000, do="sleep", seconds=0.4, op="sample")
     began = time.monotonic()
     record = run(fake_plan(out, cell)).rows[0][1]
-    assert 1.0 <= time.monotonic() - began < 1.0 + GRACE_S
-    assert (record["status"], record["phase"], record["timeout_s"]) == ("timeout", "time", 1.0)
-    assert record["samples_s"] in (
-        [0.4],
-        [0.4, 0.4],
-    )  # what was finished is kept; the start takes its share of the limit
+    assert 3.0 <= time.monotonic() - began < 3.0 + GRACE_S
+    assert (record["status"], record["phase"], record["timeout_s"]) == ("timeout", "time", 3.0)
+    assert set(record["samples_s"]) == {0.4}  # what was finished is kept
+    assert len(record["samples_s"]) <= 7  # the start takes its share of the limit
 
 
 def test_a_native_call_with_masked_signals_is_killed_and_the_next_cell_runs(out):
@@ -429,3 +427,21 @@ def test_a_plan_for_a_gpu_is_refused_where_there_is_none(out, monkeypatch):
     monkeypatch.setattr(runner, "has_gpu", lambda: False)
     with pytest.raises(ConfigError, match="device=cpu"):
         run(fake_plan(out, replace(fake_cell("a"), device="cuda")))
+
+
+def test_workers_of_one_comparison_import_side_by_side(out, tmp_path, monkeypatch):
+    """Each module waits for the other to be under way: one after the other they would wait in vain."""
+    for own, other in (("a", "b"), ("b", "a")):
+        (tmp_path / f"waits_{own}.py").write_text(
+            "import time\nfrom pathlib import Path\n"
+            f"Path({str(tmp_path / own)!r}).touch()\n"
+            "deadline = time.monotonic() + 20\n"
+            f"while not Path({str(tmp_path / other)!r}).exists():\n"
+            "    assert time.monotonic() < deadline\n"
+            "    time.sleep(0.02)\n"
+            f"Path({str(tmp_path / ('met_' + own))!r}).touch()\n"
+        )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    cells = [replace(fake_cell(name), solver_target=f"waits_{name}.Fake") for name in ("a", "b")]
+    assert statuses(run(fake_plan(out, *cells))) == ["ok", "ok"]
+    assert (tmp_path / "met_a").exists() and (tmp_path / "met_b").exists()
