@@ -69,7 +69,11 @@ class Anderson:
         return torch.cat([self._dual()[None], products.T.flatten()])
 
     def _dual(self) -> torch.Tensor:
-        """Dual value over eps, up to a constant, of the pair (F(g), g); see README for relaxed marginals."""
+        """Dual value over eps, up to a constant, of the pair (F(g), g).
+
+        With w = -rho (exp(-f / rho) - 1), or f itself if balanced, it is <a, w(f)> + <b, w(g)> - eps sum P, and of
+        f = F(g) the row sums are a exp(-f / rho): the last term is eps / rho_x <a, w(f)> and a constant.
+        """
         x, y = self.sweeps.x, self.sweeps.y
         value = torch.dot(x.weight, _entropic(x.potential, x.damping)) / x.damping
         return value + torch.dot(y.weight, _entropic(y.used, y.damping))

@@ -11,7 +11,7 @@ from .checks import Inputs
 from .loop import Limits, Loop
 
 PROBATION = 2  # iterations from zero, which show whether more of them would be quick
-QUICK_RESIDUAL, QUICK_CONTRACTION = 0.4, 0.7
+QUICK_RESIDUAL, QUICK_CONTRACTION = 0.4, 0.75
 RATIO = 0.25  # from one eps to the next
 LEVEL_TOLERANCE, LEVEL_ITERATIONS = 0.05, 20
 SAMPLED_ABOVE = 1 / 64  # of the squared diameter: a sample's plan at larger eps is close to that of all points
@@ -35,12 +35,12 @@ def iterate_from_best_start(loop: Loop, eps: float, tol: float, limits: Limits) 
     residuals: list[float] = []
     for residual in loop.checks(tol, limits):
         residuals.append(residual)
-        if len(residuals) == PROBATION and not _is_quick(residuals):
+        over = residual <= tol or loop.n_iterations >= limits.max_iterations or limits.out_of_time
+        if len(residuals) == PROBATION and not _is_quick(residuals) and not over:
             break
     else:
         return
-    if loop.n_iterations < limits.max_iterations and not limits.out_of_time:
-        approach(loop, eps, limits)
+    approach(loop, eps, limits)
     loop.iterate_to(tol, limits)
 
 
