@@ -45,12 +45,16 @@ def value_tile(precision: Precision, d: int, k: int, shared_bytes: int = HOPPER_
     return ValueTile(Tile(128, 64, 64, 8, 2, 1), min(columns, 256), dot=True)
 
 
-def moment_tile(d: int) -> ValueTile:
+def moment_tile(d: int, shared_bytes: int = HOPPER_SHARED_BYTES) -> ValueTile:
     """The tile of a sweep that takes the moments of a plan's change, d columns; not tuned."""
     if d <= LARGEST_DIRECT_DIMENSION:
         return ValueTile(Tile(4, 128, 1, 1, 2, 8), d, dot=False)
     width = _power_of_two(padded_dimension(d))
-    return ValueTile(Tile(64, 32, min(width, 64), 4, 2, 2), min(width, 128), dot=True)
+    if shared_bytes < HOPPER_SHARED_BYTES:
+        return ValueTile(Tile(64, 32, min(width, 64), 4, 2, 1), min(width, 128), dot=True)
+    if width <= 64:
+        return ValueTile(Tile(128, 32, width, 8, 2, 2), width, dot=True)
+    return ValueTile(Tile(128, 32, 64, 8, 2, 1), 128, dot=True)
 
 
 def _power_of_two(value: int) -> int:

@@ -101,7 +101,7 @@ class TritonAverages(Averages[StoredCloud]):
         *,
         with_points: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        tile = moment_tile(self.d)
+        tile = moment_tile(self.d, _shared_bytes(rows.hi.device))
         stored = self._stored_points(cols, tile)
         k_stored = stored.column_scale.shape[0]
         alpha, beta, factor, bound, v, w = self._stored_motion(rows, cols, alpha, beta, motion)
