@@ -52,6 +52,11 @@ def directions(n, m, d, seed=7):
     return normal(n, d, seed=seed), normal(m, d, seed=seed + 1), v_a - v_a.mean(), v_b - v_b.mean()
 
 
+def close_to(device, exact):
+    """A tolerance for float64 clouds: GPU sweeps are float32, and its rounding is felt times the system's condition."""
+    return exact if device == "cpu" else max(exact, 3e-5)
+
+
 def without_constant(h_a, h_b):
     """Potentials of balanced problems are known up to a constant: take h_a's mean off."""
     return h_a - h_a.mean(), h_b + h_a.mean()
@@ -67,8 +72,8 @@ def test_product_is_the_derivative_of_the_gradients(device, d, eps, rho_x, rho_y
     clouds, moves = problem(n, m, d), directions(n, m, d)
     f, g, _ = dense_sinkhorn(*clouds, eps, cost_scale, rho_x, rho_y)
     arguments = [v.to(device) for v in (*clouds, f, g, *moves)]
-    product = hvp(*arguments, eps=eps, cost_scale=cost_scale, rho_x=rho_x, rho_y=rho_y, tol=1e-6)
-    assert product.converged and product.residual <= 1e-6 and product.marginal_residual < 1e-5
+    product = hvp(*arguments, eps=eps, cost_scale=cost_scale, rho_x=rho_x, rho_y=rho_y, tol=close_to(device, 1e-6))
+    assert product.converged and product.residual <= close_to(device, 1e-6) and product.marginal_residual < 1e-5
     up, down = (
         dense_gradients(*(v + s * w for v, w in zip(clouds, moves, strict=True)), eps, cost_scale, rho_x, rho_y)
         for s in (h, -h)
@@ -79,7 +84,7 @@ def test_product_is_the_derivative_of_the_gradients(device, d, eps, rho_x, rho_y
         got[2:], want[2:] = without_constant(*got[2:]), without_constant(*want[2:])
     # Central differences: h^2 / 6 times third derivatives, of order |v|^3 / eps^2.
     for ours, theirs in zip(got, want, strict=True):
-        assert (ours - theirs).abs().max() < 2e-5 * theirs.abs().max()
+        assert (ours - theirs).abs().max() < close_to(device, 2e-5) * theirs.abs().max()
 
 
 @pytest.mark.parametrize("rho", [None, 1.0])
@@ -103,7 +108,7 @@ def test_symmetry(device, rho):
         for direction, product in ((v, products[1]), (w, products[0]))
     )
     size = sum((left.abs() * right.abs()).sum().item() for left, right in zip(v, products[1], strict=True))
-    assert abs(one - other) < 1e-6 * size
+    assert abs(one - other) < close_to(device, 1e-6) * size
 
 
 @pytest.mark.parametrize("d", [2, 6])
@@ -117,8 +122,8 @@ def test_moving_everything_together_changes_nothing(device, d):
     alone = hvp(*arguments, t.expand(50, d).to(device), eps=eps)
     # x alone: every cost changes by 2 t.(x - y), which the potentials take up; each gradient moves by 2 a t.
     want = 2 * clouds[2][:, None] * t
-    assert (product.h_x.cpu().abs() / want.abs().max()).max() < 2e-5
-    assert (alone.h_x.cpu() - want).abs().max() < 2e-5 * want.abs().max()
+    assert product.h_x.cpu().abs().max() < close_to(device, 2e-5) * want.abs().max()
+    assert (alone.h_x.cpu() - want).abs().max() < close_to(device, 2e-5) * want.abs().max()
 
 
 def test_batch_is_a_loop_and_shares_its_sweeps(device):
@@ -130,7 +135,7 @@ def test_batch_is_a_loop_and_shares_its_sweeps(device):
     singles = [hvp(*arguments, v, w, eps=3.0) for v, w in zip(v_x, v_y, strict=True)]
     for name in ("h_x", "h_y", "h_a", "h_b"):
         looped = torch.stack([getattr(single, name) for single in singles])
-        assert (getattr(batch, name) - looped).abs().max() < 1e-5 * looped.abs().max()
+        assert (getattr(batch, name) - looped).abs().max() < close_to(device, 1e-5) * looped.abs().max()
     assert batch.n_passes < 2 + sum(single.n_passes - 2 for single in singles)
     in_y = hvp(*arguments, v_x[0], eps=3.0, in_x=False)
     in_x = hvp(*arguments, v_x[0], eps=3.0, in_y=False)
@@ -194,7 +199,7 @@ def test_points_without_weight(device):
     want = without_constant(*((plus - minus) / (2 * h) for plus, minus in zip(up[:2], down[:2], strict=True)))
     got = without_constant(product.h_a.cpu(), product.h_b.cpu())
     for ours, theirs in zip(got, want, strict=True):
-        assert (ours - theirs).abs().max() < 2e-5 * theirs.abs().max()
+        assert (ours - theirs).abs().max() < close_to(device, 2e-5) * theirs.abs().max()
     weighted = hvp(*(u.to(device) for u in (x, y, a, b, f, g)), v_a=v_a.to(device), eps=eps)
     assert all(torch.isfinite(h).all() for h in (weighted.h_x, weighted.h_y, weighted.h_a, weighted.h_b))
 
@@ -240,12 +245,12 @@ def test_smallest_eigenvalue_is_the_dense_one(device, d, eps):
     # As many steps as dimensions: the whole space.
     found = lanczos_min_eigenvalue(*arguments, eps=eps, n_steps=40, tol=1e-6, solve_tol=1e-8)
     spread = values.abs().max().item()
-    assert found.value == pytest.approx(values[0].item(), abs=1e-4 * spread)
+    assert found.value == pytest.approx(values[0].item(), abs=close_to(device, 1e-4) * spread)
     assert found.spread == pytest.approx(spread, rel=1e-3)
     if values[1] - values[0] > 1e-2 * spread:
         assert abs((found.vector.cpu().flatten() @ vectors[:, 0]).item()) > 0.999
     image = hvp(*arguments, found.vector, eps=eps, tol=1e-8).h_x
-    assert (image - found.value * found.vector).norm() < 1e-4 * spread
+    assert (image - found.value * found.vector).norm() < close_to(device, 1e-4) * spread
 
 
 def test_few_steps_bound_the_eigenvalue_from_above(device):
@@ -254,13 +259,13 @@ def test_few_steps_bound_the_eigenvalue_from_above(device):
     arguments = [v.to(device) for v in (x, y, a, b, f, g)]
     one, few, many = (lanczos_min_eigenvalue(*arguments, eps=0.5, n_steps=k, tol=1e-9) for k in (1, 8, 40))
     assert one.n_steps == 1 and few.n_steps == 8 and not few.converged
-    assert one.value >= few.value >= many.value - 1e-6 * many.spread
+    assert one.value >= few.value >= many.value - close_to(device, 1e-6) * many.spread
     again = lanczos_min_eigenvalue(*arguments, eps=0.5, n_steps=8, tol=1e-9)
     assert again.value == few.value and torch.equal(again.vector, few.vector)
     assert few.vector.norm().item() == pytest.approx(1.0, abs=1e-6)
     # Some eigenvalue lies within the residual stated.
     values = torch.linalg.eigvalsh(dense_hessian(x, y, a, b, 0.5))
-    assert (values - few.value).abs().min() < few.residual + 1e-5 * few.spread
+    assert (values - few.value).abs().min() < few.residual + close_to(device, 1e-5) * few.spread
 
 
 @pytest.mark.gpu
