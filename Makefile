@@ -10,7 +10,7 @@ endif
 .DEFAULT_GOAL := help
 .PHONY: help env quickstart test lint test-gpu doctor regress clean \
         reproduce-table2 reproduce-table3 reproduce-memory reproduce-time-to-residual \
-        reproduce-lowepsilon readme
+        reproduce-lowepsilon reproduce-hvp readme
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | while IFS='|' read -r name text; do printf '  make %-26s %s\n' "$$name" "$$text"; done
@@ -57,6 +57,9 @@ reproduce-time-to-residual: $(READY) ## time to residuals of 1e-2, 1e-3 and 1e-5
 
 reproduce-lowepsilon: $(READY) ## error and time as eps falls, at fixed iterations and to a residual
 	$(FSBENCH) run experiment=lowepsilon
+
+reproduce-hvp: $(READY) ## one Hessian-vector product at equal tolerance, time and error
+	$(FSBENCH) run experiment=hvp
 
 regress: $(READY) ## this GPU's speed against results/baseline, fails on a significant slowdown
 	$(FSBENCH) run experiment=regress

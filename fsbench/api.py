@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+PRODUCT_MARGIN = 10.0  # a Hessian product may be this many times less accurate than the tolerance of its linear system
+
 
 class Unsupported(Exception):
     """Raised by `Solver.supports` with the reason why this solver cannot take this problem."""
@@ -31,6 +33,7 @@ class Task(StrEnum):
 
     FORWARD = "forward"  # the potentials
     FORWARD_BACKWARD = "forward_backward"  # and the gradient of OT_eps in both clouds
+    HVP = "hvp"  # the Hessian of OT_eps in x times a direction, at converged potentials that are given
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,8 @@ class Solution:
     grad_x [n, d], grad_y [m, d]: gradient of OT_eps in the clouds at these potentials, by the envelope theorem, if
     the task asks for it: 2 cost_scale (r_i x_i - (P y)_i), r = P 1, and likewise in y; or with each row normalised by
     its own sum, 2 cost_scale a_i (x_i - (P y)_i / r_i). The two agree at convergence; either will do.
+    h_x [n, d]: the Hessian product, if that is the task; iterations, convergence and trace are then those of its linear
+    system, the trace's residuals relative to the right-hand side.
     """
 
     f: Any
@@ -118,6 +123,7 @@ class Solution:
     trace: tuple[TracePoint, ...] = ()
     grad_x: Any = None
     grad_y: Any = None
+    h_x: Any = None
 
     def with_gradients(self, grad_x: Any, grad_y: Any, *, passes: float) -> Solution:
         """This solution with its gradients, which took so many more passes over all pairs."""
@@ -138,6 +144,15 @@ class Solver(Protocol):
 
     def solve(self, problem: Problem, budget: Budget) -> Solution:
         """Timed. Everything that depends on the data belongs here."""
+
+
+class HessianSolver(Solver, Protocol):
+    """A solver that also has the task hvp."""
+
+    def hvp(self, problem: Problem, f: Any, g: Any, v: Any, budget: ToResidual) -> Solution:
+        """Timed. The Hessian of OT_eps in x times v [n, d], at converged potentials f [n], g [m] in the common
+        convention. budget.tol: relative residual of the linear system. Returns f and g as given, and h_x.
+        """
 
 
 @dataclass(frozen=True)

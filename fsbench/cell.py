@@ -14,16 +14,18 @@ import time
 import traceback
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from fsbench.api import (
+    PRODUCT_MARGIN,
     Budget,
     Cell,
     Clouds,
     FixedIterations,
     Framework,
+    HessianSolver,
     Problem,
     Solution,
     Solver,
@@ -31,6 +33,7 @@ from fsbench.api import (
     ToResidual,
     Unsupported,
 )
+from fsbench.cell_hessian import AtPotentials, HessianPoint
 from fsbench.cell_inputs import arrays_of, clouds_of, input_hash, load_target
 from fsbench.clock import evict_l2, time_solve
 from fsbench.frameworks import Backend, backend
@@ -55,6 +58,7 @@ class _Kept:
     f: np.ndarray
     g: np.ndarray
     gradients: tuple[np.ndarray, np.ndarray] | None
+    h_x: np.ndarray | None
     said: Solution
 
 
@@ -84,6 +88,7 @@ class Measurement:
     _clouds: Clouds
     _problem: Problem
     _kept: _Kept
+    _point: HessianPoint  # task hvp only
 
     def __init__(self, cell: Cell) -> None:
         self.cell = cell
@@ -112,11 +117,18 @@ class Measurement:
         solvers = [solver_class(**params) for params in settings]
         self._solver = solvers[0]
         self._solver.supports(cell.spec, cell.budget)
+        if cell.task is Task.HVP and not hasattr(self._solver, "hvp"):
+            raise Unsupported("no Hessian-vector product in this solver or its adapter")
         self.phase = Phase.PREPARE
         self._backend = backend(self._solver.framework, cell.device, cell.dtype)
         self._clouds = clouds_of(cell)
         x, y, a, b = (self._backend.array(v) for v in arrays_of(self._clouds))
         self._problem = Problem(x, y, a, b, cell.spec)
+        if cell.task is Task.HVP:
+            self._point = HessianPoint(cell, self._clouds)
+            self._solver = AtPotentials(
+                cast(HessianSolver, self._solver), *map(self._backend.array, self._point.arrays)
+            )
         evict_l2(cell.device)  # its own start-up must not count as the solver's first call
         if is_ladder:
             self._climb(settings, solvers)
@@ -163,7 +175,7 @@ class Measurement:
     def solve(self, budget: Budget | None = None) -> Solution:
         """One solve outside every clock, finished when this returns."""
         solution = self._solver.solve(self._problem, budget or self.cell.budget)
-        self._backend.wait((solution.f, solution.g, solution.grad_x, solution.grad_y))
+        self._backend.wait((solution.f, solution.g, solution.grad_x, solution.grad_y, solution.h_x))
         return solution
 
     def sampled(self, seconds: float) -> None:
@@ -203,9 +215,12 @@ class Measurement:
         memory = self._memory_pass() if self.cell.timing.memory else {}
         self.phase = Phase.SCORE
         scored = self._score(self._kept)
+        product_error = None if self._kept.h_x is None else self._product_error(self._kept.h_x)
         reached, in_time = None, True
         if isinstance(self.cell.budget, ToResidual):
             reached = scored.residual_l1 <= self.cell.budget.tol  # all pairs: nothing left out to add to it
+            if product_error is not None:
+                reached = product_error <= PRODUCT_MARGIN * self.cell.budget.tol
             in_time = quartiles(self._seconds).median <= self.cell.budget.max_seconds
         return {
             "framework": self._solver.framework.value,
@@ -219,6 +234,7 @@ class Measurement:
             **self._time_columns(),
             **self._quality_columns(scored, reached=bool(reached)),
             "gradient_rel_err": self._gradient_error(),
+            "hvp_rel_err": product_error,
             **memory,
         }
 
@@ -261,7 +277,8 @@ class Measurement:
             if solution.grad_x is None or solution.grad_y is None:
                 raise InvalidSolution("task forward_backward: the solution must hold grad_x and grad_y")
             gradients = self._backend.host(solution.grad_x), self._backend.host(solution.grad_y)
-        return _Kept(f, g, gradients, replace(solution, f=None, g=None, grad_x=None, grad_y=None))
+        h_x = self._backend.host(solution.h_x) if self.cell.task is Task.HVP else None
+        return _Kept(f, g, gradients, h_x, replace(solution, f=None, g=None, grad_x=None, grad_y=None, h_x=None))
 
     def _score(self, kept: _Kept) -> Score:
         from fsbench.metrics import score  # brings torch: see the module's docstring
@@ -285,6 +302,12 @@ class Measurement:
         error = partial(gradient_error, eps=cell.eps, cost_scale=cell.cost_scale, device=cell.device)
         try:
             return _finite(error(self._clouds, kept.f, kept.g, *self._kept.gradients))
+        except ValueError as reason:
+            raise InvalidSolution(str(reason)) from reason
+
+    def _product_error(self, h_x: np.ndarray) -> float:
+        try:
+            return self._point.error(self._clouds, h_x)
         except ValueError as reason:
             raise InvalidSolution(str(reason)) from reason
 
@@ -319,6 +342,7 @@ class Measurement:
     def _quality_columns(self, scored: Score, *, reached: bool) -> Record:
         said, optimal = self._kept.said, self._clouds.optimal_value
         curve = [p for p in said.trace if math.isfinite(p.residual)]
+        own = float(curve[-1].residual) if curve else None
         return {
             "n_iterations": said.n_iterations,
             "n_passes": None if said.n_passes is None else float(said.n_passes),
@@ -327,7 +351,8 @@ class Measurement:
             "residual_col_l1": scored.residual_col_l1,
             "residual_bound": 0.0,
             "half_step_error": _finite(scored.half_step_error),
-            "residual_self": float(curve[-1].residual) if curve else None,
+            "residual_self": own if self.cell.task is not Task.HVP else None,
+            "hvp_residual_self": own if self.cell.task is Task.HVP else None,
             "converged_self": None if said.converged is None else bool(said.converged),
             "dual_value": scored.dual_value,
             "primal_value": scored.primal_value,

@@ -35,8 +35,8 @@ _NOT_IN_ENV_ID = ("env_id", "schema_version", "git_commit", "git_dirty", "lock_h
 
 # What measures and scores a cell: patterns in fsbench/.
 MEASURING_CODE = (
-    "api.py", "cell*.py", "clock*.py", "counters*.py", "frameworks*.py", "memory*.py", "metrics*.py", "stats.py",
-    "worker.py", "problems/**/*.py",
+    "api.py", "cell*.py", "clock*.py", "counters*.py", "frameworks*.py", "memory*.py", "metrics*.py", "reference*.py",
+    "stats.py", "worker.py", "problems/**/*.py",
 )  # fmt: skip
 
 

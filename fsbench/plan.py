@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fsbench import compose
-from fsbench.api import Budget, Cell, Task, Timing, budget_from_dict
+from fsbench.api import Budget, Cell, Task, Timing, ToResidual, budget_from_dict
 from fsbench.compose import ConfigError
 from fsbench.env import has_gpu
 
@@ -87,6 +87,9 @@ def _expand(config: dict[str, Any], config_dirs: list[Path], device: str, timeou
     cost_scale = _positive("cost_scale", config["cost_scale"])
     task = Task(_one_of("task", config["task"], tuple(Task)))
 
+    if task is Task.HVP and not all(isinstance(budget, ToResidual) for budget in budgets):
+        raise ConfigError("task=hvp needs a budget of kind to_residual, whose tol is that of the linear system")
+
     cells: dict[str, Cell] = {}
     sizes = itertools.product(
         problems, budgets, axes["dtype"], axes["n"], axes["m"] or [None], axes["d"], axes["eps"], axes["seed"]
@@ -97,7 +100,7 @@ def _expand(config: dict[str, Any], config_dirs: list[Path], device: str, timeou
             solver=solver.name,
             solver_target=solver.target,
             solver_params=solver.params | solver_params.get(solver.name, {}),
-            ladder=solver.ladder,
+            ladder=() if task is Task.HVP else solver.ladder,  # rungs are of solves
             matmul_precision=solver.matmul_precision,
             problem=problem.name,
             problem_target=problem.target,

@@ -61,8 +61,10 @@ def counted(df: pd.DataFrame, column: str) -> pd.DataFrame:
 
 def time_words(df: pd.DataFrame) -> str:
     """What the time of these records is, by their task and mode, as a title begins."""
-    gradient = ", gradient included" if set(df["task"].dropna()) == {Task.FORWARD_BACKWARD} else ""
-    return _time_words(df) + gradient
+    tasks = set(df["task"].dropna())
+    if tasks == {Task.HVP}:
+        return "Time of one Hessian-vector product"
+    return _time_words(df) + (", gradient included" if tasks == {Task.FORWARD_BACKWARD} else "")
 
 
 def _time_words(df: pd.DataFrame) -> str:

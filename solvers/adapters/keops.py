@@ -10,8 +10,9 @@ from functools import lru_cache
 import torch
 from pykeops.torch import Genred
 
-from fsbench.api import Budget, FixedIterations, Framework, Problem, Solution, Spec, Task
+from fsbench.api import Budget, FixedIterations, Framework, Problem, Solution, Spec, Task, ToResidual
 from solvers.common.alternating import alternating_sinkhorn, log_weights
+from solvers.common.hessian import PlanProducts, hessian_product
 from solvers.common.scheme import Scheme
 
 
@@ -41,8 +42,11 @@ class KeOps:
         dtype = getattr(torch, spec.dtype)
         x = torch.zeros(2, spec.d, dtype=dtype, device=spec.device)
         weights = torch.full((2,), 0.5, dtype=dtype, device=spec.device)
-        tiny = replace(spec, n=2, m=2)
-        self.solve(Problem(x, x, weights, weights, tiny), FixedIterations(1))
+        problem = Problem(x, x, weights, weights, replace(spec, n=2, m=2))
+        if spec.task is Task.HVP:
+            self.hvp(problem, weights, weights, x + 1, ToResidual(1e-3, max_iterations=1))
+        else:
+            self.solve(problem, FixedIterations(1))
 
     def solve(self, problem: Problem, budget: Budget) -> Solution:
         x, y = problem.x.contiguous(), problem.y.contiguous()
@@ -68,13 +72,33 @@ class KeOps:
             grad_y = factor * b * _displacement(y, x, v, u, inverse, centre)
         return solution.with_gradients(grad_x, grad_y, passes=2)
 
+    def hvp(self, problem: Problem, f: torch.Tensor, g: torch.Tensor, v: torch.Tensor, budget: ToResidual) -> Solution:
+        """Conjugate gradients on Sum reductions of the plan times vectors, coordinates and second moments."""
+        x, y, eps = problem.x.contiguous(), problem.y.contiguous(), problem.spec.eps
+        d = x.shape[1]
+        inverse = torch.tensor([problem.spec.cost_scale / eps], dtype=x.dtype, device=x.device)
+        with torch.no_grad():
+            u = (log_weights(problem.a) + f / eps)[:, None]
+            w = (log_weights(problem.b) + g / eps)[:, None]
+            centre = 0.5 * (problem.a @ x + problem.b @ y)
+            x_centred, y_centred = x - centre, y - centre
+            second = _plan_sums(d, "(Z | W) * W", f"Z = Vi({d})", f"W = Vj({d})")
+            products = PlanProducts(
+                rows=lambda values: _plan_times(d, values.shape[1])(x, y, u, w, inverse, values.contiguous()),
+                columns=lambda values: _plan_times(d, values.shape[1])(y, x, w, u, inverse, values.contiguous()),
+                second_moment=lambda v: second(x, y, u, w, inverse, v.contiguous(), y_centred),
+                x=x_centred,
+                y=y_centred,
+            )
+            return hessian_product(products, problem, f, g, v, budget)
+
 
 def _displacement(
     x: torch.Tensor, y: torch.Tensor, u: torch.Tensor, v: torch.Tensor, inverse: torch.Tensor, centre: torch.Tensor
 ) -> torch.Tensor:
     """x_i - (P y)_i / (P 1)_i [n, d], P = exp(u_i + v_j - inverse |x_i - y_j|^2); a point without weight stays."""
     moved = torch.cat([torch.ones_like(v)[:, None], y - centre], 1)
-    moments = _plan_sums(x.shape[1])(x, y, u[:, None], v[:, None], inverse, moved)  # [n, 1 + d]
+    moments = _plan_times(x.shape[1], x.shape[1] + 1)(x, y, u[:, None], v[:, None], inverse, moved)  # [n, 1 + d]
     mass = moments[:, :1]
     return torch.where(mass > 0, x - centre - moments[:, 1:] / mass, 0)
 
@@ -86,8 +110,13 @@ def _log_sum_exp(d: int) -> Genred:
     return Genred("B - P * SqDist(X, Y)", aliases, reduction_op="LogSumExp", axis=1)
 
 
+def _plan_times(d: int, k: int) -> Genred:
+    """sum_j P_ij Z_j for points of dimension d and Z of dimension k."""
+    return _plan_sums(d, "Z", f"Z = Vj({k})")
+
+
 @lru_cache
-def _plan_sums(d: int) -> Genred:
-    """sum_j exp(A_i + B_j - P |X_i - Y_j|^2) Z_j for points of dimension d and Z of dimension 1 + d."""
-    aliases = [f"X = Vi({d})", f"Y = Vj({d})", "A = Vi(1)", "B = Vj(1)", "P = Pm(1)", f"Z = Vj({d + 1})"]
-    return Genred("Exp(A + B - P * SqDist(X, Y)) * Z", aliases, reduction_op="Sum", axis=1)
+def _plan_sums(d: int, factor: str, *more: str) -> Genred:
+    """sum_j exp(A_i + B_j - P |X_i - Y_j|^2) factor for points of dimension d; `more` are the factor's variables."""
+    aliases = [f"X = Vi({d})", f"Y = Vj({d})", "A = Vi(1)", "B = Vj(1)", "P = Pm(1)", *more]
+    return Genred(f"Exp(A + B - P * SqDist(X, Y)) * {factor}", aliases, reduction_op="Sum", axis=1)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from fsbench.api import Budget, Framework, Problem, Solution, Spec, Task
+from fsbench.api import Budget, Framework, Problem, Solution, Spec, Task, ToResidual
 from solvers.common.alternating import alternating_sinkhorn, log_weights
+from solvers.common.hessian import PlanProducts, hessian_product
 from solvers.common.scheme import Scheme
 
 
@@ -56,6 +57,23 @@ class Tensorized:
             grad_x, grad_y = problem.a[:, None] * (x - mean_y), problem.b[:, None] * (y - mean_x)
             factor = 2 * scale
             return solution.with_gradients(factor * grad_x, factor * grad_y, passes=2)
+
+    def hvp(self, problem: Problem, f: torch.Tensor, g: torch.Tensor, v: torch.Tensor, budget: ToResidual) -> Solution:
+        """Conjugate gradients on products with the stored plan."""
+        eps = problem.spec.eps
+        with torch.no_grad():
+            centre = 0.5 * (problem.a @ problem.x + problem.b @ problem.y)
+            x, y = problem.x - centre, problem.y - centre
+            plan = _negative_cost(x, y, problem.spec.cost_scale / eps)
+            plan.add_((log_weights(problem.a) + f / eps)[:, None]).add_(log_weights(problem.b) + g / eps).exp_()
+            products = PlanProducts(
+                rows=lambda values: plan @ values,
+                columns=lambda values: plan.T @ values,
+                second_moment=lambda v: (v @ y.T).mul_(plan) @ y,
+                x=x,
+                y=y,
+            )
+            return hessian_product(products, problem, f, g, v, budget)
 
 
 def _negative_cost(x: torch.Tensor, y: torch.Tensor, scale: float) -> torch.Tensor:

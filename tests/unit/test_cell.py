@@ -146,6 +146,27 @@ class Sinkhorn(Fake):
         return Solution(f, g, iterations, 2.0 * iterations, self.boasts or None, trace)
 
 
+class Curves(Sinkhorn):
+    """The exact product by central differences of the plan's gradient, but for what `wrong` says."""
+
+    def __init__(self, *, wrong: str = "") -> None:
+        super().__init__()
+        self.wrong = wrong
+
+    def hvp(self, problem: Problem, f: Any, g: Any, v: Any, budget: ToResidual) -> Solution:
+        self.calls.append("hvp")
+        ends = [self._gradient(replace(problem, x=problem.x + step * v)) for step in (1e-4, -1e-4)]
+        h_x = (ends[0] - ends[1]) / 2e-4
+        h_x = {"value": 1.25 * h_x, "shape": h_x.T, "nan": h_x * torch.nan}.get(self.wrong, h_x)
+        return Solution(f, g, 7, 14.0, True, (TracePoint(7, None, 3e-6),), h_x=h_x)
+
+    def _gradient(self, problem: Problem) -> torch.Tensor:
+        found = super().solve(problem, ToResidual(1e-12))
+        cost = problem.spec.cost_scale * ((problem.x[:, None] - problem.y[None]) ** 2).sum(-1)
+        plan = problem.a[:, None] * problem.b * ((found.f[:, None] + found.g - cost) / problem.spec.eps).exp()
+        return 2 * problem.spec.cost_scale * (plan.sum(1)[:, None] * problem.x - plan @ problem.y)
+
+
 def weightless(*, n: int, m: int, d: int, eps: float, seed: int) -> Clouds:
     rng = np.random.default_rng(seed)
     a = np.append(rng.dirichlet(np.ones(n - 1)), 0.0)
@@ -462,3 +483,33 @@ def test_a_gradient_that_cannot_be_scored_is_an_error(wrong: str, said: str) -> 
     with pytest.raises(InvalidSolution) as caught:
         run(make(Differentiates, wrong=wrong, task=Task.FORWARD_BACKWARD))
     assert said in str(caught.value)
+
+
+HVP = {"task": Task.HVP, "budget": ToResidual(1e-4), "cost_scale": 0.5}
+
+
+def test_a_hessian_product_is_timed_at_given_potentials_and_scored() -> None:
+    _, record = run(make(Curves, **HVP))
+    assert record["status"] == "ok" and record["residual_reached"] is True
+    assert record["hvp_rel_err"] < 1e-5 and record["residual_l1"] < 1e-9
+    assert (record["hvp_residual_self"], record["residual_self"], record["n_iterations"]) == (3e-6, None, 7)
+    assert record["gradient_rel_err"] is None and record["ladder"] is None
+    assert run(make(budget=ToResidual(1e-6)))[1]["hvp_rel_err"] is None
+
+
+def test_a_product_that_is_wrong_has_not_converged_whatever_its_solver_says() -> None:
+    _, record = run(make(Curves, wrong="value", **HVP))
+    assert record["hvp_rel_err"] == pytest.approx(0.25, rel=1e-4)
+    assert record["status"] == "not_converged" and record["converged_self"] is True
+
+
+@pytest.mark.parametrize(("wrong", "said"), [("shape", "h_x has shape (2, 13)"), ("nan", "not finite on 13 of 13")])
+def test_a_product_that_cannot_be_scored_is_an_error(wrong: str, said: str) -> None:
+    with pytest.raises(InvalidSolution) as caught:
+        run(make(Curves, wrong=wrong, **HVP))
+    assert said in str(caught.value)
+
+
+def test_a_solver_without_a_product_does_not_support_the_task() -> None:
+    with pytest.raises(Unsupported, match="no Hessian-vector product"):
+        Measurement(make(Sinkhorn, **HVP)).start()

@@ -162,6 +162,14 @@ def test_a_task_is_another_measurement_and_forward_keeps_its_identity(plan):
     assert forward.group_id == hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def test_rungs_of_a_ladder_are_of_solves(conf, plan):
+    path = conf / "solver" / "toy.yaml"
+    path.write_text(path.read_text() + "ladder: [{speed: 3}]\n")
+    budget = "budget={kind:to_residual,tol:1e-4}"
+    assert plan("solver=toy", "n=10", "d=3", budget).cells[0].ladder == ({"speed": 3},)
+    assert plan("solver=toy", "n=10", "d=3", budget, "task=hvp").cells[0].ladder == ()
+
+
 @pytest.mark.parametrize(
     ("text", "limit_s"), [("90", 90), ("90s", 90), ("10m", 600), ("3h", 10_800), ("none", None), ("1.5m", 90)]
 )
@@ -200,7 +208,8 @@ def test_a_limit_on_the_command_line_wins_over_the_file_and_says_so(conf, plan):
         ("budget.iteration=1", "did you mean 'iterations'?"),
         ("solver_params.toyy.a=1", "did you mean 'toy'?"),
         ("device=gpu", "device must be one of auto, cuda, cpu"),
-        ("task=backward", "task must be one of forward, forward_backward"),
+        ("task=backward", "task must be one of forward, forward_backward, hvp"),
+        ("task=hvp", "task=hvp needs a budget of kind to_residual"),
         ("dtype=float16", "dtype must be one of float32, float64"),
         ("eps=abc", "eps must be a number, got 'abc'"),
         ("eps=0", "eps must be positive"),

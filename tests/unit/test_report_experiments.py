@@ -8,7 +8,7 @@ import pytest
 import yaml
 from record_factory import CPU, GPU, record
 
-from experiments import common, general, lowepsilon, memory, quickstart, table2, table3, time_to_residual
+from experiments import common, general, hvp, lowepsilon, memory, quickstart, table2, table3, time_to_residual
 from fsbench.records import Status
 from fsbench.report.load import join
 
@@ -21,6 +21,7 @@ REPORTS = [
     memory.report,
     time_to_residual.report,
     lowepsilon.report,
+    hvp.report,
 ]
 ONLY_OK = {"mode": "to_residual", "tol": 1e-2}
 COUNTERS = {
@@ -311,3 +312,22 @@ def test_lowepsilon_has_error_and_time_by_precision_and_budget(tmp_path):
     assert "4e-05 to 0.00077 in FP32, not measured here" in blocks[0] and "far from convergence" in blocks[0]
     assert "FlashSinkhorn, 10-bit" not in blocks[0] + blocks[1] and "KeOps" not in blocks[2] + blocks[3]
     assert "n/c" in blocks[1] and "residual 0.01" in blocks[1]
+
+
+def test_hvp_has_error_beside_time_and_the_published_times_apart(tmp_path):
+    shape = {"task": "hvp", "n": 50_000, "tol": 1e-4, "mode": "to_residual", "n_iterations": 9}
+    rows = [record("flash_sinkhorn", hvp_rel_err=3e-5, hvp_residual_self=8e-5, **shape)]
+    rows.append(record("keops", time_s=0.05, hvp_rel_err=4e-5, **shape))
+    rows.append(record("flash_sinkhorn_pypi_fp32", status=Status.NOT_CONVERGED, hvp_rel_err=0.02, **shape))
+    rows.append(record("pot", status=Status.UNSUPPORTED, **shape))
+    hvp.report(frame(rows), tmp_path)
+    cells = {row[1]: row for row in rows_of(tmp_path / "table.md")}
+    head = cells["solver"]
+    columns = [column([head], name) for name in ("time (", "time / FlashSinkhorn", "iterations", "error", "residual")]
+    assert [cells["FlashSinkhorn"][c] for c in columns] == ["0.0100", "1.00", "9", "3.00e-05", "8.00e-05"]
+    assert [cells["KeOps"][c] for c in columns] == ["0.0500", "5.00", "9", "4.00e-05", "–"]
+    assert [cells["flash-sinkhorn PyPI, FP32"][c] for c in columns[:4]] == ["n/c", "–", "9", "0.0200"]
+    assert cells["KeOps, published (A100)"][columns[0]] == "14.5"
+    assert cells["OTT-JAX, published (A100)"][columns[0]] == "OOT"
+    text = (tmp_path / "table.md").read_text()
+    assert "not measured here" in text and "10 times the tolerance" in text and "tolerance 0.0001" in text
