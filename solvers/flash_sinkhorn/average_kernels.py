@@ -121,17 +121,23 @@ def mean_kernel(
     partial_anchors, partial_totals, partial_moments, n_padded, stride_moment, n_tiles, tiles_per_split, scale,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
     DIRECT: tl.constexpr, ROWS_SPLIT: tl.constexpr, COLS_SPLIT: tl.constexpr, STAGES: tl.constexpr,
-    K: tl.constexpr, BK: tl.constexpr, VALUES_SPLIT: tl.constexpr, DOT: tl.constexpr,
+    K: tl.constexpr, BK: tl.constexpr, VALUES_SPLIT: tl.constexpr, DOT: tl.constexpr, OWN: tl.constexpr,
 ):  # fmt: skip
     """Program (i, s, b): totals and moments of row block i over column tiles [s, s + 1) * tiles_per_split.
 
     partial_totals[s, row] = sum_j p_ij and partial_moments[s, row, k] = sum_j p_ij values_jk for the columns k of
     block b, with p_ij = 2^(t_ij + HEADROOM - partial_anchors[s, row]). settled: row_bias has the rows' sums taken out;
-    rounding: by how much exponents can be off.
+    rounding: by how much exponents can be off. OWN: values are the columns' points, all in one block, so that the tile
+    loaded for the scores serves again.
     """
+    if OWN:
+        values_hi = cols_hi
+        values_lo = cols_lo
+        stride_value = stride_col
+        stride_column = stride_col_d
     row_index = tl.program_id(0) * BM + tl.arange(0, BM)
     split = tl.program_id(1)
-    first_column = tl.program_id(2) * BK
+    first_column = 0 if OWN else tl.program_id(2) * BK
     first_tile = split * tiles_per_split
     last_tile = tl.minimum(first_tile + tiles_per_split, n_tiles)
     b_row = tl.load(row_bias + row_index) + HEADROOM  # [BM]

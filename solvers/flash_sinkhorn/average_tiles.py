@@ -25,6 +25,10 @@ class ValueTile:
         step = min(self.columns, 16) if self.dot else self.columns
         return -(-k // step) * step
 
+    def holds_points(self, d_stored: int) -> bool:
+        """Whether the points of a tile of columns, as loaded for the scores, are one block of values too."""
+        return self.dot and d_stored <= self.pairs.coordinates == self.columns
+
 
 def value_tile(precision: Precision, d: int, k: int, shared_bytes: int = HOPPER_SHARED_BYTES) -> ValueTile:
     """The tile of a sweep that averages k columns of values over clouds in R^d."""

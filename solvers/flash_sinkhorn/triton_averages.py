@@ -78,7 +78,8 @@ class TritonAverages(Averages[StoredCloud]):
              self.rounding, int(settled), stored.hi, stored.lo, *stored.strides, singles[0], singles[1], moments,
              rows.n_padded, k_stored, cols.n_padded // tile.pairs.cols, tiles_per_split, self.sweeps.scale),
             {**self._options(rows, cols, tile), "K": k_stored, "BK": tile.columns, "VALUES_SPLIT": stored.split,
-             "DOT": tile.dot, "num_warps": tile.pairs.warps, "num_stages": tile.pairs.stages},
+             "DOT": tile.dot, "OWN": stored.hi is cols.hi and tile.holds_points(k_stored),
+             "num_warps": tile.pairs.warps, "num_stages": tile.pairs.stages},
         )  # fmt: skip
         means = torch.empty(rows.n, k, dtype=torch.float32, device=rows.hi.device)
         log2_sums = torch.empty(rows.n, dtype=torch.float64, device=rows.hi.device)

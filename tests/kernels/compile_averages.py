@@ -1,6 +1,6 @@
 """Compile the kernels that carry values for sm_90 and print one JSON line a variant: resources and SASS.
 
-Arguments kernel:precision:d:k, kernel "mean" or "moment" (with both clouds moving; k is d).
+Arguments kernel:precision:d:k, kernel "mean", "own" (of the opposite points; k is d) or "moment" (both clouds moving).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ INTEGERS = {"settled", "n_padded", "stride_moment", "n_tiles", "tiles_per_split"
 FLOATS = {"scale"}
 
 
-def compile_variant(kernel, precision: Precision, d: int, k: int, tile: ValueTile):
+def compile_variant(kernel, precision: Precision, d: int, k: int, tile: ValueTile, own: bool = False):
     direct = d <= LARGEST_DIRECT_DIMENSION
     split = precision.splits_y and not direct
     constants = {
@@ -30,7 +30,7 @@ def compile_variant(kernel, precision: Precision, d: int, k: int, tile: ValueTil
         "DIRECT": direct, "ROWS_SPLIT": precision.splits_x and not direct, "COLS_SPLIT": split,
         "STAGES": tile.pairs.stages, "K": tile.stored_columns(k), "BK": tile.columns,
         "VALUES_SPLIT": tile.dot and precision is not Precision.FAST, "DOT": tile.dot,
-        "ROWS_MOVE": True, "COLS_MOVE": True, "WITH_POINTS": True,
+        "OWN": own, "ROWS_MOVE": True, "COLS_MOVE": True, "WITH_POINTS": True,
     }  # fmt: skip
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     constants |= dict.fromkeys(("stride_row", "stride_col") if direct else ("stride_row_d", "stride_col_d"), 1)
@@ -62,10 +62,10 @@ def compile_variant(kernel, precision: Precision, d: int, k: int, tile: ValueTil
 if __name__ == "__main__":
     for argument in sys.argv[1:]:
         name, precision, d, k = argument.split(":")
-        if name == "mean":
+        if name in ("mean", "own"):
             kernel, tile = mean_kernel, value_tile(Precision(precision), int(d), int(k))
         else:
             kernel, tile = moment_kernel, moment_tile(int(d))
-        compiled = compile_variant(kernel, Precision(precision), int(d), int(k), tile)
+        compiled = compile_variant(kernel, Precision(precision), int(d), int(k), tile, own=name == "own")
         found = {"variant": argument, "shared_bytes": compiled.metadata.shared, **inspect(compiled.asm["cubin"])}
         print(json.dumps(found), flush=True)
