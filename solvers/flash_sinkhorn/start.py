@@ -50,12 +50,15 @@ def _is_quick(residuals: list[float]) -> bool:
 
 def approach(loop: Loop, eps: float, limits: Limits) -> None:
     """Leave potentials for eps in the loop that larger eps lead to, the largest solved on a sample of the points.
+    Where eps is as large as they are, its potentials stay.
 
     On a sample iterations cost next to nothing, and they settle how much mass goes from one far region to another,
     which takes the most of them. The sample's potential becomes that of all points by one half-step between the two.
     """
     diameter2 = squared_diameter(loop.inputs, loop.method.cost_scale)
     count = max(0, math.ceil(math.log(eps / (RATIO * diameter2)) / math.log(RATIO))) if diameter2 > 0 else 0
+    if count == 0:
+        return
     levels = [RATIO * diameter2 * RATIO**k for k in range(count)]
     sample = sampled(loop.inputs)
     on_sample = [level for level in levels if level >= SAMPLED_ABOVE * diameter2] if sample else []
@@ -67,7 +70,7 @@ def approach(loop: Loop, eps: float, limits: Limits) -> None:
         share_x, share_y = sample.x.shape[0] / loop.inputs.x.shape[0], sample.y.shape[0] / loop.inputs.y.shape[0]
         loop.n_passes += share_x + share_x * share_y * coarse.n_passes
     else:
-        loop.restart(levels[0] if levels else eps)
+        loop.restart(levels[0])
     _follow(loop, levels[len(on_sample) :], limits)
     loop.set_epsilon(eps)
 

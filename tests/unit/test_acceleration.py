@@ -322,6 +322,14 @@ def test_relaxed_marginals_are_accelerated(device, rho_x, rho_y):
     assert fast.residual == pytest.approx((b * torch.expm1((g - new_g) / 0.01).abs()).sum().item(), rel=0.1)
 
 
+def test_large_eps_has_no_larger_to_start_from(device):
+    """Slow because of the penalty, not of eps: the first iterations are kept and mixed."""
+    x, y = uniform_cloud(100, 2).to(device), uniform_cloud(80, 2, 1).to(device)
+    result = solve(x, y, weights(100).to(device) * 3, weights(80).to(device), eps=1.0, rho=100.0, tol=1e-4)
+    assert result.converged and result.n_iterations < 15  # plain updates lose 2 % of the error an iteration
+    assert {check.eps for check in result.trace} == {1.0} and result.n_passes == 2 * result.n_iterations
+
+
 def test_the_dual_value_is_the_problems_own(device):
     """Differences of the safeguard's value against the dual objective written out, balanced and relaxed."""
     from solvers.flash_sinkhorn.loop import Loop, Method, Updates
