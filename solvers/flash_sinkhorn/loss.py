@@ -77,7 +77,7 @@ def self_value(
     with torch.no_grad():
         mass = (a * relative_marginal(update, rho)).sum()
         value = dual_value(a, a, f, update, eps=problem.eps, rho_x=rho, rho_y=rho, plan_mass=mass)
-    return _attach(value, _Self(problem), [x, a], [f])
+    return _attach(value, _Self(problem), [x, a], [update])
 
 
 def _plan(problem: Regularisation, tensors: Sequence[torch.Tensor]) -> Plan:

@@ -21,7 +21,7 @@ class SelfResult:
 
     Both float64. The pair (f, update) meets its column marginal exactly. residual: sum_i a_i |exp((f_i - F_i) / eps)
     - 1| over the mass, of f as the last sweep measured it; None if no tolerance was asked for. converged: residual <=
-    tol, or None. n_passes: sweeps over all pairs.
+    tol, or None. n_passes: sweeps over all pairs. precision: of the last of them.
     """
 
     f: torch.Tensor
@@ -29,11 +29,12 @@ class SelfResult:
     residual: float | None
     converged: bool | None
     n_passes: int
+    precision: Precision
 
 
 def solve_self(
     x: torch.Tensor,
-    a: torch.Tensor,
+    a: torch.Tensor | None,
     *,
     eps: float,
     cost_scale: float = 1.0,
@@ -58,8 +59,8 @@ def solve_self(
     loop = _SelfLoop(_sweeps(inputs, cost_scale, precision), eps, damping, inputs.mass_x)
     loop.iterate(tol, limits)
     if tol is not None and loop.sweeps.rounded:
-        rounded = loop
-        loop = _SelfLoop(_sweeps(inputs, cost_scale, Precision.EXACT), eps, damping, inputs.mass_x, rounded)
+        rounded, precision = loop, Precision.EXACT
+        loop = _SelfLoop(_sweeps(inputs, cost_scale, precision), eps, damping, inputs.mass_x, rounded)
         loop.iterate(tol, limits)
     cloud, shift = loop.sweeps.x, eps * math.log(inputs.mass) / 2  # the sweeps saw weights over their mass
     used = cloud.used[: cloud.n]
@@ -70,6 +71,7 @@ def solve_self(
         residual=loop.residual,
         converged=None if tol is None or loop.residual is None else loop.residual <= tol,
         n_passes=loop.n_passes,
+        precision=precision,
     )
 
 

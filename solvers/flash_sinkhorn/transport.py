@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from .averages import Motion
-from .checks import positive
+from .checks import positive, whole
 from .loss import Regularisation, full_precision, ot_value, self_value
 from .operators import Plan
-from .self_transport import solve_self
-from .solver import solve
+from .self_transport import SelfResult, solve_self
+from .solver import Result, solve
 from .tiles import Precision
 
 DEFAULT_TOL = 1e-3
@@ -124,7 +124,8 @@ def transport(
     gradients are to be exact. Gradients have the dtypes of their inputs, and no input without requires_grad costs
     anything. hessian_tol: on the linear systems of second derivatives; the lesser of tol and 1e-4 if None.
 
-    The self problems have the same rho_x and rho_y as the first, so that S(a, a) = 0.
+    The self problems have the same rho_x and rho_y as the first, so that S(a, a) = 0. A cloud against a copy of itself
+    is solved as the self problem that it is.
 
     Raises ValueError as `solve` does.
 
@@ -133,85 +134,124 @@ def transport(
     for name, points in (("x", x), ("y", y)):
         if not isinstance(points, torch.Tensor):
             raise ValueError(f"{name} must be a floating-point torch tensor, got {type(points).__name__}")
+    if precision not in list(Precision):
+        raise ValueError(f"precision must be one of {', '.join(Precision)}, got {precision!r}")
     rho_x, rho_y = rho if rho_x is None else rho_x, rho if rho_y is None else rho_y
-    if tol is None and n_iterations is None:
-        tol = DEFAULT_TOL
     budget = _Budget(tol, n_iterations, max_iterations, max_seconds)
+    problem = Regularisation(
+        eps=positive("eps", eps),
+        cost_scale=positive("cost_scale", cost_scale),
+        rho_x=None if rho_x is None else positive("rho_x", rho_x),
+        rho_y=None if rho_y is None else positive("rho_y", rho_y),
+        precision=Precision(precision),
+        hessian_tol=min(HESSIAN_TOL, budget.tol or HESSIAN_TOL) if hessian_tol is None else hessian_tol,
+    )
     with full_precision(x):
-        solved = solve(
-            x, y, a, b, eps=eps, cost_scale=cost_scale, rho_x=rho_x, rho_y=rho_y, precision=precision, **budget.left()
-        )
-        problem = Regularisation(
-            eps=solved.eps,
-            cost_scale=solved.cost_scale,
-            rho_x=None if rho_x is None else float(rho_x),
-            rho_y=None if rho_y is None else float(rho_y),
-            precision=solved.precision,
-            hessian_tol=min(HESSIAN_TOL, tol or HESSIAN_TOL) if hessian_tol is None else hessian_tol,
-        )
+        pair = _solve(x, y, a, b, problem, budget)
         dtype = torch.float64 if torch.float64 in (x.dtype, y.dtype) else torch.float32
         x, y, a, b = x.to(dtype), y.to(dtype), _weights(a, x), _weights(b, y)
-        ot = ot_value(x, y, a, b, solved.f, solved.g, problem)
-        own = [_solve_self(x, a, 0, problem, budget), _solve_self(y, b, 1, problem, budget)] if debias else []
-    residuals = [solved.residual, *(side.residual for side in own)]
-    converged = [solved.converged, *(side.converged for side in own)]
-    divergence = None
-    if own:
-        divergence = ot - own[0].value / 2 - own[1].value / 2
-        if not problem.balanced:
-            divergence = divergence + problem.eps * (a.sum() - b.sum()).square() / 2
+        ot = ot_value(x, y, a, b, pair.f, pair.g, pair.problem)
+        solved, divergence = [pair], None
+        if debias:
+            own_x, value_x = _solve_self(x, a, pair, budget, exact=problem.precision.splits_x)
+            own_y, value_y = _solve_self(y, b, pair, budget, exact=problem.precision.splits_y)
+            solved += [own_x, own_y]
+            divergence = ot - value_x / 2 - value_y / 2
+            if not problem.balanced:
+                divergence = divergence + problem.eps * (a.sum() - b.sum()).square() / 2
+    residuals = [each.residual for each in solved if each.residual is not None]
     return Transport(
         ot=ot,
         divergence=divergence,
-        f=solved.f,
-        g=solved.g,
-        f_self=own[0].potential if own else None,
-        g_self=own[1].potential if own else None,
-        residual=None if tol is None else max(r for r in residuals if r is not None),
-        converged=None if tol is None else all(converged),
-        tol=tol,
-        problem=problem,
-        n_passes=solved.n_passes + sum(side.n_passes for side in own),
+        f=pair.f,
+        g=pair.g,
+        f_self=(own_x.g if own_x.symmetric else own_x.f) if debias else None,
+        g_self=own_y.g if debias else None,
+        residual=max(residuals) if residuals else None,
+        converged=all(each.converged for each in solved) if residuals else None,
+        tol=budget.tol,
+        problem=pair.problem,
+        n_passes=sum(each.n_passes for each in solved),
         inputs=(x.detach(), y.detach(), a.detach(), b.detach()),
     )
 
 
 @dataclass(frozen=True)
-class _SelfProblem:
-    value: torch.Tensor
-    potential: torch.Tensor
+class _Solved:
+    """Potentials of two clouds, or of one with itself (symmetric); problem: in the precision of the last sweeps."""
+
+    f: torch.Tensor
+    g: torch.Tensor
     residual: float | None
     converged: bool | None
     n_passes: float
+    problem: Regularisation
+    symmetric: bool
 
 
-def _solve_self(x: torch.Tensor, a: torch.Tensor, side: int, problem: Regularisation, budget: _Budget) -> _SelfProblem:
-    """OT_eps(a, a) of one cloud, rounded if it was in OT_eps(a, b); side: 0 for the first cloud, 1 for the second."""
-    exact = problem.precision.splits_y if side else problem.precision.splits_x
-    problem = dataclasses.replace(problem, precision=Precision.EXACT if exact else Precision.FAST)
+def _solve(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    a: torch.Tensor | None,
+    b: torch.Tensor | None,
+    problem: Regularisation,
+    budget: _Budget,
+) -> _Solved:
+    """As a self problem if it is one, be it of copies: that takes a few sweeps, whatever eps."""
     options: dict[str, Any] = {"eps": problem.eps, "cost_scale": problem.cost_scale, "precision": problem.precision}
-    if problem.rho_x == problem.rho_y:
-        own = solve_self(x.detach(), a.detach(), rho=problem.rho_x, **options, **budget.left())
-        value = self_value(x, a, own.f, own.update, problem)
-        return _SelfProblem(value, own.f, own.residual, own.converged, own.n_passes)
-    pair = solve(x, x, a, a, rho_x=problem.rho_x, rho_y=problem.rho_y, **options, **budget.left())
-    value = ot_value(x, x, a, a, pair.f, pair.g, problem)
-    return _SelfProblem(value, pair.g if side else pair.f, pair.residual, pair.converged, pair.n_passes)
+    if problem.rho_x == problem.rho_y and _are_equal(x, y) and _are_equal(a, b):
+        own = solve_self(x, a, rho=problem.rho_x, **options, **budget.left())
+        found: Result | SelfResult = own
+        f, g = own.f, own.update
+    else:
+        found = solve(x, y, a, b, rho_x=problem.rho_x, rho_y=problem.rho_y, **options, **budget.left())
+        f, g = found.f, found.g
+    problem = dataclasses.replace(problem, precision=found.precision)
+    return _Solved(f, g, found.residual, found.converged, found.n_passes, problem, isinstance(found, SelfResult))
+
+
+def _solve_self(
+    x: torch.Tensor, a: torch.Tensor, pair: _Solved, budget: _Budget, *, exact: bool
+) -> tuple[_Solved, torch.Tensor]:
+    """OT_eps(a, a) and its value; exact: the cloud was not rounded in the pair's problem."""
+    if pair.symmetric:
+        own = pair
+    else:
+        precision = Precision.EXACT if exact else Precision.FAST
+        own = _solve(x, x, a, a, dataclasses.replace(pair.problem, precision=precision), budget)
+    if own.symmetric:
+        return own, self_value(x, a, own.f, own.g, own.problem)
+    return own, ot_value(x, x, a, a, own.f, own.g, own.problem)
+
+
+def _are_equal(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
+    if left is right:
+        return True
+    if not isinstance(left, torch.Tensor) or not isinstance(right, torch.Tensor):
+        return False
+    kinds = [(v.shape, v.dtype, v.device, v.layout) for v in (left, right)]
+    return kinds[0] == kinds[1] and left.layout is torch.strided and torch.equal(left, right)
 
 
 class _Budget:
-    """The stopping rule, with the seconds that are left of it."""
+    """The stopping rule of every problem, with the seconds that are left of it."""
 
     def __init__(self, tol: float | None, n_iterations: int | None, max_iterations: int, max_seconds: float | None):
-        self.rule: dict[str, Any] = {"tol": tol, "n_iterations": n_iterations, "max_iterations": max_iterations}
-        self.max_seconds = None if max_seconds is None else positive("max_seconds", max_seconds)
+        if tol is not None and n_iterations is not None:
+            raise ValueError("give at most one of n_iterations (fixed) and tol (L1 marginal residual)")
+        self.n_iterations = n_iterations if n_iterations is None else whole("n_iterations", n_iterations)
+        tol = DEFAULT_TOL if tol is None and n_iterations is None else tol
+        self.tol = tol if tol is None else positive("tol", tol)
+        self.max_iterations = whole("max_iterations", max_iterations)
+        self.max_seconds = max_seconds if max_seconds is None else positive("max_seconds", max_seconds)
         self.started = time.perf_counter()
 
     def left(self) -> dict[str, Any]:
+        rule = {"tol": self.tol, "n_iterations": self.n_iterations, "max_iterations": self.max_iterations}
         if self.max_seconds is None:
-            return self.rule
+            return rule
         left = self.max_seconds - (time.perf_counter() - self.started)
-        return self.rule | {"max_seconds": max(left, LEAST_SECONDS)}
+        return rule | {"max_seconds": max(left, LEAST_SECONDS)}
 
 
 def _weights(weight: torch.Tensor | None, points: torch.Tensor) -> torch.Tensor:

@@ -23,14 +23,22 @@ class Dense:
 
 
 def solve_dense(x, y, a, b, *, eps, cost_scale=1.0, rho_x=None, rho_y=None, iterations=20_000):
-    """Alternate f = -damping eps log sum_j b_j exp((g_j - C_ij) / eps) and its mirror image until f stands still."""
-    cost, a, b = cost_matrix(x, y, cost_scale), a.double(), b.double()
+    """Alternate f = -damping eps log sum_j b_j exp((g_j - C_ij) / eps) and its mirror image until f stands still.
+
+    A cloud given as both sides has one potential for both, which its update is averaged with.
+    """
+    cost = cost_matrix(x, y, cost_scale)
     damping_x, damping_y = (1.0 if rho is None else rho / (rho + eps) for rho in (rho_x, rho_y))
+    alone = x is y and a is b and rho_x == rho_y
+    a, b = a.double(), b.double()
     f, g = torch.zeros_like(a), torch.zeros_like(b)
     for _ in range(iterations):
         previous = f
         f = -damping_x * eps * torch.logsumexp((g[None] - cost) / eps + b.log()[None], 1)
-        g = -damping_y * eps * torch.logsumexp((f[:, None] - cost) / eps + a.log()[:, None], 0)
+        if alone:
+            f = g = (f + previous) / 2
+        else:
+            g = -damping_y * eps * torch.logsumexp((f[:, None] - cost) / eps + a.log()[:, None], 0)
         if (f - previous)[a > 0].abs().max() < 1e-13 * max(1.0, cost.max()):
             break
     else:
