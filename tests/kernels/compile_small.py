@@ -1,0 +1,48 @@
+"""Compile the kernels that touch every point once for sm_90 and print one JSON line each: resources and SASS."""
+
+from __future__ import annotations
+
+import json
+
+import triton
+from compile_sweeps import inspect
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from solvers.flash_sinkhorn.kernels import prepare_kernel, rescale_kernel, settle_kernel
+from solvers.flash_sinkhorn.mixing import MEMORY
+from solvers.flash_sinkhorn.triton_mixing import POINTS, mix_kernel, record_kernel
+from solvers.flash_sinkhorn.triton_survey import COORDINATES, ROWS, survey_kernel
+
+INTEGERS = {"n", "m", "n_padded", "n_splits", "blocks_x", "slot", "stride_point", "stride_stored"}
+FLOATS = {"scale", "ratio", "relaxation", "undamped", "inverse_unit", "x_eps_over_rho", "y_eps_over_rho"}
+FLOATS |= {f"c_{k}" for k in range(MEMORY)}
+POINTERS = {"arrivals": "*i32"} | dict.fromkeys(("points", "row_bias", "col_bias", "partial_log2_sums"), "*fp32")
+POINTERS |= dict.fromkeys(("hi", "lo"), "*fp16")  # all others: *fp64
+
+VARIANTS = [
+    (survey_kernel, {"stride_coordinate": 1, "D": 3, "BM": ROWS, "BD": 4}),
+    (survey_kernel, {"stride_coordinate": 1, "D": 1000, "BM": ROWS, "BD": COORDINATES}),
+    (prepare_kernel, {"stride_coordinate": 1, "stride_stored_coordinate": 1, "D": 60, "D_STORED": 64, "BM": 32,
+                      "BD": 64, "SPLIT": True, "DIRECT": False}),
+    (rescale_kernel, {"ROWS": 256}),
+    (settle_kernel, {"BM": 8}),
+    (settle_kernel, {"BM": 128}),
+    (record_kernel, {"POINTS": POINTS, "MEMORY": MEMORY}),
+    (mix_kernel, {"POINTS": POINTS}),
+]  # fmt: skip
+
+
+def compiled(kernel, constants):
+    signature = {}
+    for name in kernel.arg_names:
+        kind = "i32" if name in INTEGERS else "fp32" if name in FLOATS else POINTERS.get(name, "*fp64")
+        signature[name] = "constexpr" if name in constants else kind
+    aligned = {(k,): [["tt.divisibility", 16]] for k, kind in enumerate(signature.values()) if kind.startswith("*")}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+
+
+if __name__ == "__main__":
+    for kernel, constants in VARIANTS:
+        print(json.dumps({"kernel": kernel.__name__, **inspect(compiled(kernel, constants).asm["cubin"])}))

@@ -1,0 +1,16 @@
+"""The kernels that touch every point once compile for sm_90 and keep their values in registers."""
+
+from __future__ import annotations
+
+import pytest
+from test_sweep_kernels import run_script
+
+pytest.importorskip("triton")
+
+
+def test_compile_for_hopper():
+    found = run_script("compile_small.py", interpret=False)
+    assert len(found) == 8
+    for kernel in found:
+        assert kernel["local_bytes"] == 0, kernel
+        assert kernel["local_accesses"] <= 2, kernel  # one register across the call of a library function
