@@ -402,3 +402,19 @@ def test_offsets_beyond_32_bits():
     assert (grad_x[-84:, 0] * n / 2 - 1000.0).abs().max() < 1e-2
     assert grad_x[:-84].abs().max() * n < 1e-2
     assert grad_y[0, 0].item() == pytest.approx(-2 * 84 * 1000.0 / n, rel=1e-3)
+
+
+@pytest.mark.gpu
+def test_identities_at_fifty_thousand_points():
+    """F07 at its own size, on points of the unit cube."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    x = torch.rand(50_000, 3, generator=torch.Generator().manual_seed(0)).cuda()
+    t = torch.tensor([0.5, -1.0, 2.0], device="cuda")
+    maps = []
+    for y in (x, x + t):
+        result = solve(x, y, eps=0.05, tol=1e-5)
+        plan = Plan(x, y, None, None, result.f, result.g, eps=0.05)
+        assert (plan.apply(torch.ones(50_000, device="cuda")) * 50_000 - 1).abs().max() < 1e-3
+        maps.append(barycentric_projection(x, y, None, None, result.f, result.g, eps=0.05))
+    assert (maps[1] - maps[0] - t).abs().max() < 1e-3
