@@ -80,8 +80,9 @@ def residual(x, y, a, b, result):
     return max((plan.sum(1) - a).abs().sum().item(), (plan.sum(0) - b).abs().sum().item())
 
 
-def tolerance(device):
-    return 1e-6 if device == "cpu" else 1e-4  # float64 points are float64 sweeps only on the CPU
+def attainable(device, least, cost_over_eps):
+    """A residual that can be asked for: on a GPU exponents of that size are float32, whatever the points are."""
+    return least if device == "cpu" else max(least, 1e-6, 2e-7 * cost_over_eps)
 
 
 @pytest.mark.parametrize("eps", [1e-4, 0.1, 10.0])
@@ -89,11 +90,11 @@ def test_r1_and_r2_one_point_on_a_side(device, eps):
     x, y, b = uniform_cloud(1, 3), uniform_cloud(40, 3, 1), weights(40)
     expected = (b * (x - y).square().sum(1)).sum().item()
     for p, q, u, v in ((x, y, uniform(x), b), (y, x, b, uniform(x))):
-        found = dual(p, q, u, v, eps=eps, device=device, tol=max(1e-7, 1e-7 / eps) if device != "cpu" else 1e-7)
-        assert found == pytest.approx(expected, rel=1e-5)
-    assert dual(x, y[:1], None, None, eps=eps, device=device) == pytest.approx(
-        (x - y[:1]).square().sum().item(), rel=1e-5
-    )
+        tol = attainable(device, 1e-7, 3 / eps)
+        found = dual(p, q, u, v, eps=eps, device=device, tol=tol)
+        assert found == pytest.approx(expected, rel=1e-5, abs=3 * eps * tol)
+    found = dual(x, y[:1], None, None, eps=eps, device=device, tol=tol)
+    assert found == pytest.approx((x - y[:1]).square().sum().item(), rel=1e-5, abs=3 * eps * tol)
 
 
 @pytest.mark.parametrize("d", [2, 10])
@@ -102,25 +103,28 @@ def test_r3_and_r4_translated_copies_and_common_shifts(device, d, eps):
     x, a = uniform_cloud(60, d), weights(60)
     shift = torch.zeros(d, dtype=torch.float64)
     shift[0] = 0.3
+    tol = attainable(device, 1e-5, d / 2 / eps)
     for offset in (0.0, 20.0):
-        found = divergence(x + offset, x + shift + offset, a, a, eps=eps, device=device, tol=1e-5)
-        assert found == pytest.approx(0.09, abs=1e-4)  # residual times the largest cost
+        found = divergence(x + offset, x + shift + offset, a, a, eps=eps, device=device, tol=tol)
+        assert found == pytest.approx(0.09, abs=10 * tol)  # residual times the largest cost
 
 
 def test_r5_scale(device):
     x, y = uniform_cloud(50, 2), uniform_cloud(70, 2, 1)
-    one, three = (dual(s * x, s * y, None, None, eps=0.01 * s * s, device=device, tol=1e-5) for s in (1.0, 3.0))
-    assert three == pytest.approx(9 * one, rel=1e-4)
+    tol = attainable(device, 1e-5, 2 / 0.01)
+    one, three = (dual(s * x, s * y, None, None, eps=0.01 * s * s, device=device, tol=tol) for s in (1.0, 3.0))
+    assert three == pytest.approx(9 * one, abs=18 * 2 * tol)  # residual times the largest cost, of either
 
 
 @pytest.mark.parametrize("eps", [0.05, 0.5, 5.0])
 def test_r6_two_points_and_unit_vectors(device, eps):
+    tol = attainable(device, 1e-7, 2 / eps)
     points = torch.tensor([[0.0], [1.0]])
-    found = dual(points, points, None, None, eps=eps, device=device)
-    assert found == pytest.approx(-eps * math.log((1 + math.exp(-1 / eps)) / 2), rel=1e-5)
+    found = dual(points, points, None, None, eps=eps, device=device, tol=tol)
+    assert found == pytest.approx(-eps * math.log((1 + math.exp(-1 / eps)) / 2), rel=1e-5, abs=2 * tol)
     vectors = torch.eye(20)
-    found = dual(vectors, vectors, None, None, eps=eps, device=device)
-    assert found == pytest.approx(-eps * math.log((1 + 19 * math.exp(-2 / eps)) / 20), rel=1e-5)
+    found = dual(vectors, vectors, None, None, eps=eps, device=device, tol=tol)
+    assert found == pytest.approx(-eps * math.log((1 + 19 * math.exp(-2 / eps)) / 20), rel=1e-5, abs=2 * tol)
 
 
 @pytest.mark.parametrize("eps", [1e-4, 1e-2, 1.0])
@@ -129,7 +133,8 @@ def test_r7_and_n20_the_assignment_and_its_entropy_bound_the_value(device, eps):
     cost = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square().numpy()
     assignment = cost[linear_sum_assignment(cost)].mean()
     a = uniform(x)
-    result = solve(x.to(device), y.to(device), eps=eps, tol=1e-5, max_iterations=300)
+    tol = attainable(device, 1e-5, cost.max() / eps)
+    result = solve(x.to(device), y.to(device), eps=eps, tol=tol, max_iterations=300)
     found = (a @ result.f.cpu() + a @ result.g.cpu()).item()
     slack = result.residual * (cost.max() - cost.min()) + 1e-6 * assignment
     assert found <= assignment + eps * math.log(100) + slack
@@ -146,8 +151,8 @@ def test_r8_normals_on_a_grid(device):
         w = torch.exp(-(nodes[:, 0] ** 2) / (2 * std**2))
         return w / w.sum()
 
-    found = dual(nodes, nodes, normal(1.0), normal(2.0), eps=0.5, device=device, tol=tolerance(device))
-    assert found == pytest.approx(1.777670, abs=1e-3 if device != "cpu" else 2e-5)
+    found = dual(nodes, nodes, normal(1.0), normal(2.0), eps=0.5, device=device, tol=attainable(device, 1e-6, 50))
+    assert found == pytest.approx(1.777670, abs=2e-5 if device == "cpu" else 1e-4)
 
 
 @pytest.mark.parametrize("eps", [0.5, 1.0])
@@ -158,8 +163,9 @@ def test_r9_mass_that_must_cross(device, eps):
     a, b = torch.tensor([p, 1 - p]), torch.tensor([q, 1 - q])
     plan = torch.tensor([[q, p - q], [0.0, 1 - p]], dtype=torch.float64)
     kl = torch.xlogy(plan, plan / (a.double()[:, None] * b.double())).sum().item()
-    found = dual(points, points, a, b, eps=eps, device=device, tol=1e-5)
-    assert found == pytest.approx((p - q) * length**2 + eps * kl, rel=2e-5)
+    tol = attainable(device, 1e-5, length**2 / eps)
+    found = dual(points, points, a, b, eps=eps, device=device, tol=tol)
+    assert found == pytest.approx((p - q) * length**2 + eps * kl, abs=tol * length**2)
 
 
 def test_n02_converges_by_default(device):
@@ -283,8 +289,9 @@ def test_same_result_every_time(device):
 
 def test_n32_swapping_the_clouds_changes_nothing(device):
     x, y, a, b = normal_cloud(40, 2), normal_cloud(25, 2, 1), weights(40, 2), weights(25, 3)
-    options = {"eps": 1e-3, "tol": 1e-5, "max_iterations": 3000, "device": device}
-    assert dual(x, y, a, b, **options) == pytest.approx(dual(y, x, b, a, **options), rel=1e-4)
+    tol = attainable(device, 1e-5, 10 / 1e-3)
+    options = {"eps": 1e-3, "tol": tol, "max_iterations": 3000, "device": device}
+    assert dual(x, y, a, b, **options) == pytest.approx(dual(y, x, b, a, **options), abs=10 * tol)
 
 
 @pytest.mark.parametrize("where", [0.0, 1e6])
@@ -292,16 +299,17 @@ def test_n29_points_without_weight_have_no_effect(device, where):
     x, y, a, b = normal_cloud(200, 3), normal_cloud(150, 3, 1), weights(200), weights(150, 1)
     padded_x = torch.cat([torch.full((30, 3), where, dtype=torch.float64), x])
     padded_a = torch.cat([torch.zeros(30, dtype=torch.float64), a])
-    plain = solve(*(v.to(device) for v in (x, y, a, b)), eps=0.05, tol=1e-4)
-    padded = solve(*(v.to(device) for v in (padded_x, y, padded_a, b)), eps=0.05, tol=1e-4)
-    back = solve(*(v.to(device) for v in (y, padded_x, b, padded_a)), eps=0.05, tol=1e-4)
+    tol = attainable(device, 1e-4, 50 / 0.05)
+    plain = solve(*(v.to(device) for v in (x, y, a, b)), eps=0.05, tol=tol)
+    padded = solve(*(v.to(device) for v in (padded_x, y, padded_a, b)), eps=0.05, tol=tol)
+    back = solve(*(v.to(device) for v in (y, padded_x, b, padded_a)), eps=0.05, tol=tol)
     assert plain.converged and padded.converged and back.converged
     values = [
         (a @ plain.f.cpu() + b @ plain.g.cpu()).item(),
         (padded_a @ padded.f.cpu() + b @ padded.g.cpu()).item(),
         (b @ back.f.cpu() + padded_a @ back.g.cpu()).item(),
     ]
-    assert values == pytest.approx([values[0]] * 3, rel=1e-4)
+    assert values == pytest.approx([values[0]] * 3, abs=10 * tol)
     assert all(torch.isfinite(r.f).all() and torch.isfinite(r.g).all() for r in (plain, padded, back))
 
 
