@@ -90,7 +90,7 @@ def _block(cells: pd.DataFrame, task: Task, grade: str, device: str) -> Table:
 
 
 def _speedups(cells: pd.DataFrame, task: Task, grade: str, device: str) -> Table:
-    """Ours against each other solver, published figures in columns of their own, and a mean over what all finished."""
+    """Ours against each other solver, published figures in columns of their own, and a mean over what both finished."""
     solvers = list(styles(cells["solver"].dropna()))
     pairs = [(ours, other) for ours in OURS[grade] if ours in solvers for other in solvers if other not in OURS[grade]]
     known = {
@@ -113,14 +113,16 @@ def _speedups(cells: pd.DataFrame, task: Task, grade: str, device: str) -> Table
         ]
         theirs = PUBLISHED_SPEEDUPS[task].get((group["n"], group["d"]), (None,) * len(PUBLISHED_AGAINST))
         rows.append([float(group["d"]), float(group["n"]), *measured, *(theirs if published else ())])
-    means, common = geometric_means(ratios)
+    means, counts = geometric_means(ratios)
     if len(rows) > 1:
-        counted = f"{common} of {len(rows)} cells"
         mean_row: list[Entry] = [None if pd.isna(means[pair]) else float(means[pair]) for pair in pairs]
-        rows.append(["geometric mean", counted, *mean_row, *[None] * len(published)])
+        count_row: list[Entry] = [str(counts[pair]) for pair in pairs]
+        total = f"of {len(rows)} cells"
+        rows.append(["geometric mean", None, *mean_row, *[None] * len(published)])
+        rows.append(["over", total, *count_row, *[None] * len(published)])
     notes = [
-        "Time of the other solver over that of ours, only where both finished; the mean is over the cells that every"
-        " solver with a number finished.",
+        "Time of the other solver over that of ours, only where both finished; each mean is over the cells of its own"
+        " column, so that means of columns with different counts do not compare.",
         throughput_note(cells),
     ]
     crossed = sum(

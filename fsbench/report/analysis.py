@@ -93,15 +93,9 @@ def speedups(df: pd.DataFrame, ours: str) -> pd.DataFrame:
     return times.drop(columns=ours).div(times[ours], axis=0).dropna(how="all")
 
 
-def geometric_means(ratios: pd.DataFrame) -> tuple[pd.Series, int]:
-    """Geometric mean of each column over the rows where every column has a number, and how many rows those are.
-
-    Columns without any number are left out of the comparison: their mean is NaN.
-    """
-    compared = ratios.dropna(axis=1, how="all")
-    common = compared.dropna()
-    means = np.exp(np.log(common).mean()) if len(common) else pd.Series(np.nan, index=compared.columns)
-    return means.reindex(ratios.columns), len(common)
+def geometric_means(ratios: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """Geometric mean of each column over its own numbers, NaN without any; and how many these are."""
+    return np.exp(np.log(ratios.astype(float)).mean()), ratios.notna().sum()
 
 
 def power_fit(x: pd.Series, y: pd.Series) -> tuple[float, int] | None:
