@@ -275,7 +275,9 @@ class Measurement:
         gradients = None
         if self.cell.task is Task.FORWARD_BACKWARD:
             if solution.grad_x is None or solution.grad_y is None:
-                raise InvalidSolution("task forward_backward: the solution must hold grad_x and grad_y")
+                raise InvalidSolution(
+                    "task forward_backward: the solution must hold grad_x and grad_y; or raise Unsupported in supports"
+                )
             gradients = self._backend.host(solution.grad_x), self._backend.host(solution.grad_y)
         h_x = self._backend.host(solution.h_x) if self.cell.task is Task.HVP else None
         return _Kept(f, g, gradients, h_x, replace(solution, f=None, g=None, grad_x=None, grad_y=None, h_x=None))

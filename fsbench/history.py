@@ -82,7 +82,7 @@ def _series(cell: Cell) -> str:
     """All that must be equal for a failure at one size to tell of a larger one."""
     keys = (
         "solver_target", "solver_params", "ladder", "problem_target", "problem_params", "eps", "cost_scale", "dtype",
-        "device",
+        "device", "task",
     )  # fmt: skip
     described = {key: getattr(cell, key) for key in keys} | {"budget": budget_to_dict(cell.budget)}
     return json.dumps(described, sort_keys=True)
