@@ -106,6 +106,7 @@ class FlashSinkhorn:
             cost_scale=spec.cost_scale,
             tol=budget.tol,
             max_iterations=budget.max_iterations,
+            in_y=False,
             precision=self.options["precision"],
         )
 
