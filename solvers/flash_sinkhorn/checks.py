@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import StrEnum
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -106,6 +107,16 @@ def positive(name: str, value: Any) -> float:
     if not (math.isfinite(number) and number > 0):
         raise ValueError(f"{name} must be a positive finite number, got {value!r}")
     return number
+
+
+E = TypeVar("E", bound=StrEnum)
+
+
+def member(name: str, options: type[E], value: E | str) -> E:
+    """The option of that value. ValueError unless there is one."""
+    if value not in list(options):
+        raise ValueError(f"{name} must be one of {', '.join(options)}, got {value!r}")
+    return options(value)
 
 
 def whole(name: str, value: Any) -> int:

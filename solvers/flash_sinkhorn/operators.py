@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .averages import Averages
-from .checks import LARGEST_EXPONENT, Inputs, checked_inputs, positive
+from .checks import LARGEST_EXPONENT, Inputs, checked_inputs, member, positive
 from .tiles import LOG2_E, Precision
 
 
@@ -37,9 +37,9 @@ class Plan:
         precision: Precision | str = Precision.EXACT,
     ):
         self.eps, self.cost_scale = positive("eps", eps), positive("cost_scale", cost_scale)
-        self.precision = Precision(precision)
-        self.dtype = x.dtype
+        self.precision = member("precision", Precision, precision)
         self.inputs = checked_inputs(x, y, a, b, eps=self.eps, cost_scale=self.cost_scale, balanced=False)
+        self.dtype = x.dtype
         f, g = _checked_potentials(f, g, self.inputs, self.eps)
         self.averages = _averages(self.inputs, self.cost_scale, self.precision)
         self.averages.set_potentials(f, g, self.eps)

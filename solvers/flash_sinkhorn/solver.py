@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import TypeVar
 
 import torch
 
-from .checks import checked_inputs, positive, whole
+from .checks import checked_inputs, member, positive, whole
 from .loop import Check, Limits, Loop, Method, Updates
 from .start import iterate_from_best_start, squared_diameter
 from .tiles import LOG2_E, Precision
@@ -102,7 +100,7 @@ def solve(
     annealing = annealing if annealing is None else positive("annealing", annealing)
     if annealing is not None and annealing > 0.99:
         raise ValueError(f"annealing must be a ratio in (0, 0.99], got {annealing:g}")
-    updates, precision = _member("updates", Updates, updates), _member("precision", Precision, precision)
+    updates, precision = member("updates", Updates, updates), member("precision", Precision, precision)
     balanced = rho_x is None and rho_y is None
     inputs = checked_inputs(x, y, a, b, eps=eps, cost_scale=cost_scale, balanced=balanced)
     method = Method(cost_scale, rho_x, rho_y, updates, acceleration)
@@ -144,15 +142,6 @@ def _result(loop: Loop, eps: float, tol: float | None) -> Result:
         converged=None if tol is None or loop.residual is None else loop.residual <= tol,
         trace=tuple(loop.trace),
     )
-
-
-E = TypeVar("E", bound=StrEnum)
-
-
-def _member(name: str, options: type[E], value: E | str) -> E:
-    if value not in list(options):
-        raise ValueError(f"{name} must be one of {', '.join(options)}, got {value!r}")
-    return options(value)
 
 
 def _epsilons(start: float, eps: float, ratio: float) -> list[float]:

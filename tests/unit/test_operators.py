@@ -328,6 +328,8 @@ def test_columns_of_any_size_keep_their_digits(device):
         ("x", {"x": torch.full((5, 2), math.nan)}),
         ("eps", {"eps": -1.0}),
         ("cost_scale", {"cost_scale": 0.0}),
+        ("precision", {"precision": "double"}),
+        ("x", {"x": [[0.0, 0.0]] * 5}),
     ],
 )
 def test_bad_input_is_refused_by_name(name, change):
