@@ -6,7 +6,7 @@ the plan they define. README.md derives the method.
 
 from .hvp import hvp
 from .lanczos import lanczos_min_eigenvalue
-from .loss import NotConverged, Regularisation, ot_value
+from .loss import NotConverged, ot_value
 from .operators import Plan, barycentric_projection, gradient, plan_apply
 from .samples_loss import SamplesLoss
 from .solver import Check, Result, Updates, solve
@@ -18,7 +18,6 @@ __all__ = [
     "NotConverged",
     "Plan",
     "Precision",
-    "Regularisation",
     "Result",
     "SamplesLoss",
     "Transport",

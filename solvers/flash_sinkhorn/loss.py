@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from .checks import positive
 from .hvp import hvp
 from .operators import Plan
 from .tiles import Precision
@@ -44,22 +45,71 @@ class Regularisation:
 def ot_value(
     x: torch.Tensor,
     y: torch.Tensor,
+    a: torch.Tensor | None,
+    b: torch.Tensor | None,
+    f: torch.Tensor,
+    g: torch.Tensor,
+    *,
+    eps: float,
+    cost_scale: float = 1.0,
+    rho_x: float | None = None,
+    rho_y: float | None = None,
+    precision: Precision | str = Precision.EXACT,
+    hessian_tol: float = 1e-6,
+) -> torch.Tensor:
+    """OT_eps from converged potentials f [n], g [m], float64 scalar; differentiable twice in x, y, a and b.
+
+    Arguments as of `hvp`, whose tol is hessian_tol here; f and g are constants to autograd. The value is off by the
+    square of the residual, first derivatives by the residual. With balanced marginals the weights count as if
+    normalised to their mean mass, and their gradients are f - eps (1 - |b|) and g - eps (1 - |a|), taken with
+    <a, f> / |a| = <b, g> / |b|; `values.weight_gradients` has the rest. Where a marginal is relaxed the value takes a
+    sweep, else none; a gradient takes one sweep a cloud, a second derivative one linear solve.
+
+    Raises ValueError as `Plan` does; in backward also for second derivatives in the weight of a point without any, and
+    NotImplementedError for third derivatives.
+
+    Source: gradients arXiv 2602.03067, Cor. 4; second derivatives Th. 5.
+    """
+    problem = Regularisation(
+        eps=positive("eps", eps),
+        cost_scale=positive("cost_scale", cost_scale),
+        rho_x=None if rho_x is None else positive("rho_x", rho_x),
+        rho_y=None if rho_y is None else positive("rho_y", rho_y),
+        precision=Precision(precision),
+        hessian_tol=positive("hessian_tol", hessian_tol),
+    )
+    with full_precision(x):
+        x, y, a, b = promoted(x, y, a, b)
+        f, g = f.detach().double(), g.detach().double()
+        _plan(problem, [v.detach() for v in (x, y, a, b, f, g)])  # its checks, now rather than in backward
+        return pair_value(x, y, a, b, f, g, problem)
+
+
+def promoted(
+    x: torch.Tensor, y: torch.Tensor, a: torch.Tensor | None, b: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Clouds in float64 if one of them is, else in float32; weights in float64, uniform if None. Differentiable."""
+    dtype = torch.float64 if torch.float64 in (x.dtype, y.dtype) else torch.float32
+    return x.to(dtype), y.to(dtype), _weights(a, x), _weights(b, y)
+
+
+def _weights(weight: torch.Tensor | None, points: torch.Tensor) -> torch.Tensor:
+    if weight is not None:
+        return weight.double()
+    n = points.shape[0]
+    return torch.full((n,), 1.0 / n, dtype=torch.float64, device=points.device)
+
+
+def pair_value(
+    x: torch.Tensor,
+    y: torch.Tensor,
     a: torch.Tensor,
     b: torch.Tensor,
     f: torch.Tensor,
     g: torch.Tensor,
     problem: Regularisation,
 ) -> torch.Tensor:
-    """OT_eps from converged potentials f [n], g [m], float64 scalar; differentiable twice in x, y, a and b.
-
-    x [n, d], y [m, d]: float32 or float64. a [n], b [m]: float64 weights. The value is `values.dual_value`, off by the
-    square of the residual; first derivatives are off by the residual. Gradients in balanced weights are those of
-    `values.weight_gradients`. f and g are constants. Where a marginal is relaxed the value takes one sweep, else none;
-    a gradient takes one sweep a cloud, a second derivative one linear solve. Second derivatives in the weight of a
-    point without any raise ValueError, third derivatives NotImplementedError.
-
-    Source: gradients arXiv 2602.03067, Cor. 4; second derivatives Th. 5.
-    """
+    """`ot_value` of checked and promoted tensors."""
     with torch.no_grad():
         mass = None if problem.balanced else _plan(problem, [x, y, a, b, f, g]).row_sums().sum()
         value = dual_value(a, b, f, g, eps=problem.eps, rho_x=problem.rho_x, rho_y=problem.rho_y, plan_mass=mass)
@@ -69,7 +119,7 @@ def ot_value(
 def self_value(
     x: torch.Tensor, a: torch.Tensor, f: torch.Tensor, update: torch.Tensor, problem: Regularisation
 ) -> torch.Tensor:
-    """OT_eps of x [n, d], a [n] with itself from `self_transport.solve_self`'s f and update; otherwise as `ot_value`.
+    """OT_eps of x [n, d], a [n] with itself from `self_transport.solve_self`'s f and update; otherwise as `pair_value`.
 
     The value takes no sweep, because the pair meets its column marginal; one sweep serves both sides of the gradient.
     """

@@ -108,7 +108,7 @@ class SamplesLoss(torch.nn.Module):
             warnings.warn(
                 f"not converged: residual {worst:.1e} above tol {self.tol:g}; raise max_iterations, blur or tol",
                 NotConverged,
-                stacklevel=2,
+                stacklevel=5,  # of torch.nn.Module's caller
             )
         dtype = torch.float64 if torch.float64 in (x.dtype, y.dtype) else torch.float32
         if not self.potentials:

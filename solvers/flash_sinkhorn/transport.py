@@ -12,7 +12,7 @@ import torch
 
 from .averages import Motion
 from .checks import positive, whole
-from .loss import Regularisation, full_precision, ot_value, self_value
+from .loss import Regularisation, full_precision, pair_value, promoted, self_value
 from .operators import Plan
 from .self_transport import SelfResult, solve_self
 from .solver import Result, solve
@@ -148,9 +148,8 @@ def transport(
     )
     with full_precision(x):
         pair = _solve(x, y, a, b, problem, budget)
-        dtype = torch.float64 if torch.float64 in (x.dtype, y.dtype) else torch.float32
-        x, y, a, b = x.to(dtype), y.to(dtype), _weights(a, x), _weights(b, y)
-        ot = ot_value(x, y, a, b, pair.f, pair.g, pair.problem)
+        x, y, a, b = promoted(x, y, a, b)
+        ot = pair_value(x, y, a, b, pair.f, pair.g, pair.problem)
         solved, divergence = [pair], None
         if debias:
             own_x, value_x = _solve_self(x, a, pair, budget, exact=problem.precision.splits_x)
@@ -221,7 +220,7 @@ def _solve_self(
         own = _solve(x, x, a, a, dataclasses.replace(pair.problem, precision=precision), budget)
     if own.symmetric:
         return own, self_value(x, a, own.f, own.g, own.problem)
-    return own, ot_value(x, x, a, a, own.f, own.g, own.problem)
+    return own, pair_value(x, x, a, a, own.f, own.g, own.problem)
 
 
 def _are_equal(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
@@ -252,10 +251,3 @@ class _Budget:
             return rule
         left = self.max_seconds - (time.perf_counter() - self.started)
         return rule | {"max_seconds": max(left, LEAST_SECONDS)}
-
-
-def _weights(weight: torch.Tensor | None, points: torch.Tensor) -> torch.Tensor:
-    if weight is None:
-        n = points.shape[0]
-        return torch.full((n,), 1.0 / n, dtype=torch.float64, device=points.device)
-    return weight.double()

@@ -35,11 +35,11 @@ def small_problem(mass_a=1.0, mass_b=1.0):
 
 def differentiable(rho_x, rho_y, eps=0.5):
     """OT_eps of (x, y, a, b), solved to float64's rounding: gradients are off by the residual, and no more."""
-    problem = Regularisation(eps=eps, cost_scale=0.7, rho_x=rho_x, rho_y=rho_y, hessian_tol=1e-12)
+    options = {"eps": eps, "cost_scale": 0.7, "rho_x": rho_x, "rho_y": rho_y}
 
     def value(x, y, a, b):
-        result = solve(x, y, a, b, eps=eps, cost_scale=0.7, rho_x=rho_x, rho_y=rho_y, tol=1e-13, max_iterations=2000)
-        return ot_value(x, y, a, b, result.f, result.g, problem)
+        result = solve(x, y, a, b, tol=1e-13, max_iterations=2000, **options)
+        return ot_value(x, y, a, b, result.f, result.g, hessian_tol=1e-12, **options)
 
     return value
 
@@ -170,6 +170,25 @@ def test_what_is_not_differentiable_is_refused():
     first = torch.autograd.grad(differentiable(None, None)(*inputs), inputs[2:3], create_graph=True)[0]
     with pytest.raises(ValueError, match="second derivatives in a"):
         first.square().sum().backward()
+
+
+def test_value_of_potentials_from_anywhere(device):
+    """Uniform weights, half precision, strided potentials of another type; bad ones are refused at once."""
+    x, y = normal(9, 2).to(device, torch.float16).requires_grad_(), normal(8, 2, 1).to(device, torch.float16)
+    result = solve(x, y, eps=0.5, tol=1e-5)
+    f, g = (torch.stack([v, v], 1).float()[:, 0] for v in (result.f, result.g))
+    value = ot_value(x, y, None, None, f, g, eps=0.5)
+    value.backward()
+    again = x.detach().requires_grad_()
+    expected = transport(again, y, eps=0.5, tol=1e-5).value
+    expected.backward()
+    assert value.item() == pytest.approx(expected.item(), rel=1e-5) and x.grad.dtype == torch.float16
+    torch.testing.assert_close(x.grad, again.grad, rtol=2e-3, atol=1e-4)
+    for name, arguments in {"f": (f[:3], g), "g": (f, g / 0)}.items():
+        with pytest.raises(ValueError, match=name):
+            ot_value(x, y, None, None, *arguments, eps=0.5)
+    with pytest.raises(ValueError, match="rho_x"):
+        ot_value(x, y, None, None, f, g, eps=0.5, rho_x=-1.0)
 
 
 def test_double_backward_is_the_hessian_vector_product(device):
