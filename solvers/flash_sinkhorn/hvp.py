@@ -77,8 +77,12 @@ def hvp(
     tol, max_iterations = positive("tol", tol), whole("max_iterations", max_iterations)
     plan = Plan(x, y, a, b, f, g, eps=eps, cost_scale=cost_scale, precision=precision)
     hessian = Hessian(plan, f, g, rho_x=rho_x, rho_y=rho_y)
-    single = all(v is None or v.ndim == rank for v, rank in ((v_x, 2), (v_y, 2), (v_a, 1), (v_b, 1)))
-    directions = [None if v is None else (v[None] if single else v).detach() for v in (v_x, v_y, v_a, v_b)]
+    given = {"v_x": v_x, "v_y": v_y, "v_a": v_a, "v_b": v_b}
+    for name, v in given.items():
+        if v is not None and not (isinstance(v, torch.Tensor) and v.is_floating_point()):
+            raise ValueError(f"{name} must be a floating-point torch tensor or None, got {type(v).__name__}")
+    single = all(v is None or v.ndim == rank for v, rank in zip(given.values(), (2, 2, 1, 1), strict=True))
+    directions = [None if v is None else (v[None] if single else v).detach() for v in given.values()]
     tangent = hessian.tangent(*directions, tol=tol, max_iterations=max_iterations)
     h_x = hessian.change(tangent).to(x.dtype) if in_x else None
     h_y = hessian.change(tangent, transpose=True).to(y.dtype) if in_y else None
@@ -209,8 +213,6 @@ class Hessian:
         for (name, shape), v in zip(shapes.items(), directions, strict=True):
             if v is None:
                 continue
-            if not isinstance(v, torch.Tensor) or not v.is_floating_point():
-                raise ValueError(f"{name} must be a floating-point torch tensor, got {type(v).__name__}")
             if v.shape[1:] != shape or v.shape[0] == 0:
                 raise ValueError(f"{name} must have shape {list(shape)} or [k, ...] of it, got {list(v.shape)}")
             if v.device != x.device:

@@ -209,6 +209,7 @@ def test_points_without_weight(device):
     [
         ("v_x", {"v_x": torch.zeros(5, 3)}),
         ("v_x", {"v_x": torch.zeros(5, 2).long()}),
+        ("v_x", {"v_x": [[0.0, 0.0]] * 5}),
         ("v_y", {"v_y": torch.zeros(5, 2)}),
         ("same number", {"v_x": torch.zeros(2, 5, 2), "v_y": torch.zeros(3, 4, 2)}),
         ("at least one", {"v_x": None}),
