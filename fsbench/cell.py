@@ -279,7 +279,11 @@ class Measurement:
                     "task forward_backward: the solution must hold grad_x and grad_y; or raise Unsupported in supports"
                 )
             gradients = self._backend.host(solution.grad_x), self._backend.host(solution.grad_y)
-        h_x = self._backend.host(solution.h_x) if self.cell.task is Task.HVP else None
+        h_x = None
+        if self.cell.task is Task.HVP:
+            if solution.h_x is None:
+                raise InvalidSolution("task hvp: the solution must hold h_x")
+            h_x = self._backend.host(solution.h_x)
         return _Kept(f, g, gradients, h_x, replace(solution, f=None, g=None, grad_x=None, grad_y=None, h_x=None))
 
     def _score(self, kept: _Kept) -> Score:

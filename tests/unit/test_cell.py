@@ -157,7 +157,7 @@ class Curves(Sinkhorn):
         self.calls.append("hvp")
         ends = [self._gradient(replace(problem, x=problem.x + step * v)) for step in (1e-4, -1e-4)]
         h_x = (ends[0] - ends[1]) / 2e-4
-        h_x = {"value": 1.25 * h_x, "shape": h_x.T, "nan": h_x * torch.nan}.get(self.wrong, h_x)
+        h_x = {"value": 1.25 * h_x, "shape": h_x.T, "nan": h_x * torch.nan, "absent": None}.get(self.wrong, h_x)
         return Solution(f, g, 7, 14.0, True, (TracePoint(7, None, 3e-6),), h_x=h_x)
 
     def _gradient(self, problem: Problem) -> torch.Tensor:
@@ -503,7 +503,10 @@ def test_a_product_that_is_wrong_has_not_converged_whatever_its_solver_says() ->
     assert record["status"] == "not_converged" and record["converged_self"] is True
 
 
-@pytest.mark.parametrize(("wrong", "said"), [("shape", "h_x has shape (2, 13)"), ("nan", "not finite on 13 of 13")])
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [("shape", "h_x has shape (2, 13)"), ("nan", "not finite on 13 of 13"), ("absent", "must hold h_x")],
+)
 def test_a_product_that_cannot_be_scored_is_an_error(wrong: str, said: str) -> None:
     with pytest.raises(InvalidSolution) as caught:
         run(make(Curves, wrong=wrong, **HVP))
