@@ -41,6 +41,7 @@ class Averages(ABC, Generic[C]):
         self.cost_scale = cost_scale
         self.sweeps = sweeps
         self.centre = _centre(inputs)
+        self.n_passes = 0  # sweeps over all pairs so far
         self._log2_sums: dict[bool, torch.Tensor] = {}
         self._settled: dict[bool, C] = {}
 
@@ -57,6 +58,7 @@ class Averages(ABC, Generic[C]):
         """L [n] in float64."""
         if transpose not in self._log2_sums:
             self._log2_sums[transpose] = self._sweep_sums(*self._sides(transpose))
+            self.n_passes += 1
         return self._log2_sums[transpose]
 
     def means(self, values: torch.Tensor, *, transpose: bool = False) -> torch.Tensor:
@@ -76,6 +78,7 @@ class Averages(ABC, Generic[C]):
         """Means [n] of dC_ij."""
         rows, cols = self._sides(transpose)
         alpha, beta = torch.zeros_like(rows.potential[: rows.n]), torch.zeros_like(cols.potential[: cols.n])
+        self.n_passes += 1
         return -self._moments(self._settled_rows(transpose), cols, alpha, beta, motion, with_points=False)[0]
 
     def moments(
@@ -87,10 +90,12 @@ class Averages(ABC, Generic[C]):
         change of P_ij. alpha [n], beta [m] are those of the rows and columns of the sweep.
         """
         _, cols = self._sides(transpose)
+        self.n_passes += 1
         return self._moments(self._settled_rows(transpose), cols, alpha, beta, motion, with_points=True)
 
     def _means_of(self, values: torch.Tensor | None, transpose: bool) -> torch.Tensor:
         rows, cols = self._sides(transpose)
+        self.n_passes += 1
         if transpose in self._log2_sums:
             return self._means(self._settled_rows(transpose), cols, values, settled=True)[0]
         means, self._log2_sums[transpose] = self._means(rows, cols, values, settled=False)

@@ -97,7 +97,7 @@ def hvp(
         converged=tangent.solution.residual <= tol,
         marginal_residual=hessian.marginal_residual,
         n_iterations=tangent.solution.n_iterations,
-        n_passes=hessian.n_passes,
+        n_passes=plan.averages.n_passes,
     )
 
 
@@ -113,10 +113,7 @@ class Tangent:
 
 
 class Hessian:
-    """The Hessian at one pair of potentials; what its products share is computed once. n_passes counts all sweeps.
-
-    rho_x, rho_y: as of `hvp`. marginal_residual: of the potentials given, L1 over the mass.
-    """
+    """The Hessian at one pair of potentials; what its products share is computed once. rho_x, rho_y: as of `hvp`."""
 
     def __init__(
         self, plan: Plan, f: torch.Tensor, g: torch.Tensor, *, rho_x: float | None = None, rho_y: float | None = None
@@ -124,18 +121,22 @@ class Hessian:
         rho_x = rho_x if rho_x is None else positive("rho_x", rho_x)
         rho_y = rho_y if rho_y is None else positive("rho_y", rho_y)
         self.plan = plan
-        self.n_passes = 1
-        self._displacements: dict[bool, torch.Tensor] = {}
-        self._displacement(False)  # most directions are in x, and its sweep leaves the row sums behind
-        self.r, self.c = plan.row_sums(), plan.col_sums()
         self.kappa_x = 1.0 if rho_x is None else 1.0 + plan.eps / rho_x
         self.kappa_y = 1.0 if rho_y is None else 1.0 + plan.eps / rho_y
-        self.system = SchurSystem(plan.averages, self.c, kappa_x=self.kappa_x, kappa_y=self.kappa_y)
         a, b = plan.inputs.a, plan.inputs.b
-        want_r = a if rho_x is None else a * torch.exp(-f.double() / rho_x)
-        want_c = b if rho_y is None else b * torch.exp(-g.double() / rho_y)
-        deviations = (self.r - want_r).abs().sum() / a.sum(), (self.c - want_c).abs().sum() / b.sum()
-        self.marginal_residual = torch.stack(deviations).amax().item()
+        self._targets = (
+            a if rho_x is None else a * torch.exp(-f.double() / rho_x),
+            b if rho_y is None else b * torch.exp(-g.double() / rho_y),
+        )
+        self._displacements: dict[bool, torch.Tensor] = {}
+
+    @property
+    def marginal_residual(self) -> float:
+        """Of the potentials given, L1 over the mass."""
+        plan, (want_r, want_c) = self.plan, self._targets
+        rows = (plan.row_sums() - want_r).abs().sum() / plan.inputs.a.sum()
+        cols = (plan.col_sums() - want_c).abs().sum() / plan.inputs.b.sum()
+        return torch.maximum(rows, cols).item()
 
     def tangent(
         self,
@@ -153,17 +154,19 @@ class Hessian:
         zeros_a, zeros_b = a.new_zeros(k, a.shape[0]), b.new_zeros(k, b.shape[0])
         log_a = zeros_a if v_a is None else torch.where(a > 0, eps * v_a / a, 0.0)
         log_b = zeros_b if v_b is None else torch.where(b > 0, eps * v_b / b, 0.0)
-        p = self._cost_changes(v_x, v_y, transpose=False)
-        q = self._cost_changes(v_y, v_x, transpose=True)
-        p, q = zeros_a + p + self.kappa_x * log_a, zeros_b + q + self.kappa_y * log_b
-        solution = self.system.solve(p.T, q.T, tol=tol, max_iterations=max_iterations)
-        self.n_passes += solution.n_passes
+        # In this order each side's first sweep has values to carry, and leaves the side's sums behind.
+        p = (zeros_a + self._cost_changes(v_x, v_y, transpose=False) + self.kappa_x * log_a).T
+        back = self.plan.averages.means(p, transpose=True).double()
+        q = (zeros_b + self._cost_changes(v_y, v_x, transpose=True) + self.kappa_y * log_b).T
+        system = SchurSystem(self.plan.averages, self.plan.col_sums(), kappa_x=self.kappa_x, kappa_y=self.kappa_y)
+        solution = system.solve(p, back, q, tol=tol, max_iterations=max_iterations)
         return Tangent(v_x, v_y, solution.phi.T - log_a, solution.gamma.T - log_b, solution)
 
     def change(self, tangent: Tangent, *, transpose: bool = False) -> torch.Tensor:
         """Change [k, n, d] of the gradient in x (transpose: [k, m, d] in y) along the tangent's directions, float64."""
         plan, solution = self.plan, tangent.solution
-        points, sums = (plan.inputs.y, self.c) if transpose else (plan.inputs.x, self.r)
+        sums = plan.sums(transpose=transpose)
+        points = plan.inputs.y if transpose else plan.inputs.x
         points = points - plan.averages.centre.to(points.dtype)
         sides = (solution.phi.T, tangent.v_x), (solution.gamma.T, tangent.v_y)
         (alphas, own), (betas, opposite) = sides[::-1] if transpose else sides
@@ -178,7 +181,6 @@ class Hessian:
             if motion.w is not None:
                 change -= plan.averages.means(motion.w, transpose=transpose)
             changes.append(factor * sums[:, None] * change)
-        self.n_passes += (1 + (opposite is not None)) * len(changes)
         return torch.stack(changes)
 
     def _cost_changes(
@@ -196,13 +198,11 @@ class Hessian:
             averages = self.plan.averages
             each = [averages.cost_change_means(Motion(None, w), transpose=transpose).double() for w in opposite]
             means = means + torch.stack(each)
-            self.n_passes += len(each)
         return means
 
     def _displacement(self, transpose: bool) -> torch.Tensor:
         if transpose not in self._displacements:
             self._displacements[transpose] = self.plan.averages.displacement(transpose=transpose)
-            self.n_passes += 1
         return self._displacements[transpose]
 
     def _checked_batch(self, *directions: torch.Tensor | None) -> int:

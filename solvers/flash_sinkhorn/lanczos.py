@@ -96,5 +96,5 @@ def lanczos_min_eigenvalue(
         solve_residual=solve_residual,
         marginal_residual=hessian.marginal_residual,
         n_steps=step + 1,
-        n_passes=hessian.n_passes,
+        n_passes=plan.averages.n_passes,
     )

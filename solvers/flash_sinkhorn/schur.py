@@ -21,7 +21,6 @@ class SchurSolution:
     gamma: torch.Tensor
     residual: float
     n_iterations: int
-    n_passes: int
 
 
 class SchurSystem:
@@ -37,29 +36,31 @@ class SchurSystem:
         self.kappa_x, self.kappa_y = kappa_x, kappa_y
         self.singular = kappa_x == kappa_y == 1.0
 
-    def solve(self, p: torch.Tensor, q: torch.Tensor, *, tol: float, max_iterations: int) -> SchurSolution:
-        """p [n, k], q [m, k] float64: k systems share each sweep.
+    def solve(
+        self, p: torch.Tensor, back: torch.Tensor, q: torch.Tensor, *, tol: float, max_iterations: int
+    ) -> SchurSolution:
+        """p [n, k], back = B p [m, k] and q [m, k], float64: k systems share each sweep.
 
         When the recursion says that all are solved the residual is measured; conjugate gradients start again from it
         until it is below tol, or no longer halves: then the arithmetic of the sweeps allows no less.
         """
-        rhs = self._project(q - self._means(p, transpose=True) / self.kappa_x)
+        rhs = self._project(q - back / self.kappa_x)
         scale = self._norms(rhs)
         gamma, left = torch.zeros_like(rhs), rhs
         forward = torch.zeros_like(p)  # A gamma
-        residual, n_iterations, n_passes = float(scale.amax() > 0), 0, 1
+        residual, n_iterations = float(scale.amax() > 0), 0
         while residual > tol and n_iterations < max_iterations:
             step, count = self._conjugate_gradients(left, scale, tol, max_iterations - n_iterations)
             gamma = gamma + step
             forward = self._means(gamma)
             left = self._project(rhs - self._product(gamma, forward))
             previous, residual = residual, self._relative(left, scale)
-            n_iterations, n_passes = n_iterations + count, n_passes + 2 * count + 2
+            n_iterations += count
             if not residual < previous / 2:
                 break
         # Columns without weight do not enter S's inner product: their own equation gives them.
         gamma = torch.where(self.c > 0, gamma, gamma + left / self.kappa_y)
-        return SchurSolution((p - forward) / self.kappa_x, gamma, residual, n_iterations, n_passes)
+        return SchurSolution((p - forward) / self.kappa_x, gamma, residual, n_iterations)
 
     def _conjugate_gradients(
         self, rhs: torch.Tensor, scale: torch.Tensor, tol: float, max_iterations: int
