@@ -13,7 +13,7 @@ from fsbench.report.tables import Column, Table, Unit, cells, summary, write
 LOOKS = "Solvers look at their residual at different intervals, so compare time per pass as well."
 _VALUES = {
     TIME: Column("time", Unit.SECONDS),
-    "n_passes": Column("passes", Unit.EXACT),
+    "n_passes": Column("passes", Unit.PASSES),
     "time_per_pass_s": Column("time per pass", Unit.SECONDS),
     "residual_l1": Column("residual L1", Unit.NUMBER),
 }

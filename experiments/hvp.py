@@ -42,7 +42,7 @@ def _block(cells: pd.DataFrame, device: str) -> Table:
     memory = memory_columns(cells)
     columns = [Column("n", Unit.EXACT), Column("solver"), Column("time", Unit.SECONDS)]
     columns += [Column(f"time / {label(OURS)}", Unit.RATIO), Column("iterations", Unit.EXACT)]
-    columns += [Column("passes", Unit.EXACT), Column("error", Unit.NUMBER), Column("residual, own", Unit.NUMBER)]
+    columns += [Column("passes", Unit.PASSES), Column("error", Unit.NUMBER), Column("residual, own", Unit.NUMBER)]
     columns += [Column(f"peak memory, {figures.MEMORY_NAMES[name]}", Unit.BYTES, "memory") for name in memory]
     ratios = speedups(cells, OURS)
     rows: list[list[Entry]] = []

@@ -21,7 +21,7 @@ PUBLISHED_ERRORS = (4e-5, 7.7e-4)  # half-step error in FP32, from the largest e
 _SLUGS = {FP32: "fp32", TEN_BIT: "10bit"}
 _VALUES = {
     TIME: Column("time", Unit.SECONDS),
-    "n_passes": Column("passes", Unit.EXACT),
+    "n_passes": Column("passes", Unit.PASSES),
     "time_per_pass_s": Column("time per pass", Unit.SECONDS),
     "half_step_error": Column("half-step error / eps", Unit.NUMBER),
     "residual_l1": Column("residual L1", Unit.NUMBER),

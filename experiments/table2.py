@@ -56,7 +56,7 @@ def _table(group: pd.DataFrame, device: str) -> Table:
     memory = memory_columns(group)
     columns = [Column("solver"), Column("precision"), Column("time", Unit.SECONDS)]
     columns += [Column(name, unit) for name, unit, _ in _COUNTERS]
-    columns += [Column("passes", Unit.EXACT)]
+    columns += [Column("passes", Unit.PASSES)]
     columns += [Column(f"peak memory, {figures.MEMORY_NAMES[name]}", Unit.BYTES, "memory") for name in memory]
     columns += [Column("half-step error / eps", Unit.NUMBER), Column("residual L1", Unit.NUMBER)]
     by_solver = {record["solver"]: record for _, record in group.iterrows()}

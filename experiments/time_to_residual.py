@@ -22,7 +22,7 @@ OURS = ("flash_sinkhorn", "flash_sinkhorn_fast")
 _CELL = {
     TIME: Column("time", Unit.SECONDS),
     "n_iterations": Column("iterations", Unit.EXACT),
-    "n_passes": Column("passes", Unit.EXACT),
+    "n_passes": Column("passes", Unit.PASSES),
     "time_per_pass_s": Column("time per pass", Unit.SECONDS),
     "residual_l1": Column("residual L1", Unit.NUMBER),
 }
@@ -38,7 +38,7 @@ def report(df: pd.DataFrame, out_dir: Path) -> list[Path]:
         ratios.append(_reached(part, device))
         ratios += [_speedups(part, ours, device) for ours in OURS if ours in set(part["solver"])]
         tables += summary(part, title="Time to the residual target, median")
-        tables += summary(part, value="n_passes", unit=Unit.EXACT, title="Passes over all pairs")
+        tables += summary(part, value="n_passes", unit=Unit.PASSES, title="Passes over all pairs")
         every_cell += cells(part, _CELL, title="Every cell", notes=[LOOKS])
         drawn = figures.counts(part, title=f"Residual target reached on {device}")
         paths += figures.save(drawn, out_dir, f"reached{suffix}")

@@ -30,6 +30,7 @@ class Unit(Enum):
 
     TEXT = "text"
     EXACT = "exact"  # printed as it is: sizes, eps, counts
+    PASSES = "passes"  # whole numbers as they are, others with one decimal: a pass over a sample is a part of one
     NUMBER = "number"
     RATIO = "ratio"
     PERCENT = "percent"
@@ -210,8 +211,10 @@ def _text(entry: Entry, scale: float, unit: Unit) -> str:
         return entry
     if entry is None or not math.isfinite(entry):
         return MISSING
-    if unit is Unit.EXACT:
+    if unit is Unit.EXACT or (unit is Unit.PASSES and entry == round(entry)):
         return f"{entry:.10g}"
+    if unit is Unit.PASSES:
+        return f"{entry:.1f}"
     return f"{entry:.3g}" if unit is Unit.PERCENT else significant(entry / scale)
 
 

@@ -223,3 +223,9 @@ def test_power_fit_recovers_an_exponent_and_counts_points():
     assert power_fit(n, (7 * n**1.7).where(n < 1e4)) == (pytest.approx(1.7), 3)
     assert power_fit(n[:1], n[:1]) is None
     assert power_fit(n, 0 * n) is None
+
+
+def test_passes_are_whole_or_have_one_decimal_and_are_exact_in_csv():
+    table = Table("t", [Column("passes", Unit.PASSES)], [[48.092752], [337.0], [None]])
+    assert "| 48.1 |" in to_markdown(table) and "| 337 |" in to_markdown(table)
+    assert to_csv(table).split() == ["passes", "48.092752", "337", '""']
