@@ -253,11 +253,11 @@ class _Envelope(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: torch.Tensor):
+        tensors = ctx.saved_tensors
         needed = ctx.needs_input_grad[3 : 3 + ctx.count]
-        gradients = _Gradient.apply(ctx.derivatives, needed, *ctx.saved_tensors)
-        constants = (None,) * (len(ctx.saved_tensors) - ctx.count)
+        gradients = _Gradient.apply(ctx.derivatives, needed, *tensors)
         scaled = (None if gradient is None else (upstream[0] * gradient).to(gradient.dtype) for gradient in gradients)
-        return None, None, None, *scaled, *constants
+        return None, None, None, *scaled, *(None for _ in tensors[ctx.count :])
 
 
 class _Gradient(torch.autograd.Function):
@@ -273,19 +273,41 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *direction: torch.Tensor | None):
-        changes = _HessianProduct.apply(ctx.derivatives, len(direction), *direction, *ctx.saved_tensors)
-        constants = (None,) * (len(ctx.saved_tensors) - len(direction))
-        return None, None, *changes, *constants
+        tensors, count = ctx.saved_tensors, len(direction)
+        inputs, constants = [_NoThirdDerivative.apply(tensor) for tensor in tensors[:count]], tensors[count:]
+        changes = _HessianProduct.apply(ctx.derivatives, count, *direction, *inputs, *constants)
+        return None, None, *changes, *(None for _ in constants)
 
 
 class _HessianProduct(torch.autograd.Function):
-    """Second derivatives along a direction; there are no third ones."""
+    """The Hessian times a direction, linear in it and symmetric: its own transpose. (derivatives, count, *tensors) are
+    the `count` tensors of the direction, as many that the value is differentiated in, and the constants."""
 
     @staticmethod
-    def forward(ctx: Any, derivatives: Derivatives, count: int, *tensors: torch.Tensor):
-        direction, rest = tensors[:count], tensors[count:]
-        with full_precision(rest[0]):
-            return derivatives.hessian_times(rest, direction)
+    def forward(ctx: Any, derivatives: Derivatives, count: int, *tensors: torch.Tensor | None):
+        ctx.derivatives, ctx.count = derivatives, count
+        ctx.set_materialize_grads(False)
+        direction, at = tensors[:count], [tensor for tensor in tensors[count:] if tensor is not None]
+        ctx.given = [v is not None for v in direction]
+        ctx.save_for_backward(*at)
+        with full_precision(at[0]):
+            return derivatives.hessian_times(at, direction)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: torch.Tensor | None):
+        at, count = ctx.saved_tensors, ctx.count
+        changes = _HessianProduct.apply(ctx.derivatives, count, *upstream, *at)
+        changes = (change if is_given else None for change, is_given in zip(changes, ctx.given, strict=True))
+        refused = (tensor.new_zeros(()).expand_as(tensor) for tensor in at[:count])
+        return None, None, *changes, *refused, *(None for _ in at[count:])
+
+
+class _NoThirdDerivative(torch.autograd.Function):
+    """Identity, through which nothing can be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor):
+        return tensor.view_as(tensor)
 
     @staticmethod
     def backward(ctx: Any, *upstream: torch.Tensor):

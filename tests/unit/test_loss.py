@@ -202,6 +202,19 @@ def test_double_backward_is_the_hessian_vector_product(device):
     torch.testing.assert_close(through_autograd, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_products_with_the_hessian_by_torchs_own_function():
+    """It differentiates the double backward in its direction, which must not count as a third derivative."""
+    inputs = small_problem()
+    value, directions = differentiable(None, None), tuple(normal(1, v.numel(), 9).view(v.shape) for v in inputs)
+    _, products = torch.autograd.functional.hvp(value, inputs, directions)
+    gradients = torch.autograd.grad(value(*(leaves := requiring_grad(*inputs))), leaves, create_graph=True)
+    expected = torch.autograd.grad(gradients, leaves, directions)
+    for product, other in zip(products, expected, strict=True):
+        torch.testing.assert_close(product, other, rtol=1e-8, atol=1e-9)
+    _, of_x = torch.autograd.functional.hvp(lambda x: value(x, *inputs[1:]), inputs[0], directions[0])
+    assert of_x.shape == inputs[0].shape and of_x.abs().max() > 0
+
+
 @pytest.fixture
 def sweeps_of_averages(monkeypatch):
     """The sweeps that gradients and relaxed values take on the CPU, counted."""

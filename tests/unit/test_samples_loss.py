@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from dense_reference import divergence, solve_dense
 
 from solvers.flash_sinkhorn.loss import NotConverged
@@ -343,6 +344,16 @@ def test_autocast_changes_nothing(device):
         assert mapped.dtype == torch.bfloat16
         loss(mapped, y).backward()
     assert layer.weight.grad.dtype == torch.float32 and layer.weight.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_checkpointed_code_calls_it(device, use_reentrant):
+    x, y = on(device, *problem()[1::2])
+    plain, checkpointed = x.clone().requires_grad_(), x.clone().requires_grad_()
+    loss = SamplesLoss(blur=0.2)
+    loss(plain, y).backward()
+    torch.utils.checkpoint.checkpoint(loss, checkpointed, y, use_reentrant=use_reentrant).backward()
+    assert torch.equal(plain.grad, checkpointed.grad)
 
 
 def test_inference_mode(device):
