@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from dense_reference import cost_matrix, divergence, solve_dense
+from full_cost import TIGHT
 from torch.autograd import gradcheck, gradgradcheck
 
 from solvers.flash_sinkhorn import blocked_averages
@@ -56,7 +57,7 @@ def test_value_is_the_primal_value_of_the_definition(device, rho_x, rho_y, mass_
     x, y, a, b = normal(31, 3), normal(23, 3, 1) + 0.3, weights(31, 2, mass_a), weights(23, 3, mass_b)
     options = {"eps": 0.3, "cost_scale": 0.5, "rho_x": rho_x, "rho_y": rho_y}
     expected = solve_dense(x, y, a, b, **options)
-    result = transport(*(v.to(device) for v in (x, y, a, b)), tol=1e-6, **options)
+    result = transport(*(v.to(device) for v in (x, y, a, b)), tol=TIGHT[device], **options)
     # The value's error is the square of the residual; on a GPU also float32's of its mass times eps.
     assert result.value.item() == pytest.approx(expected.value, rel=1e-9 if device == "cpu" else 1e-6)
     assert result.linear_cost == pytest.approx(expected.linear_cost, rel=1e-5)
@@ -132,7 +133,7 @@ def test_f15_weight_gradients_of_the_relaxed_value(device):
     x, y = normal(4, 2).float(), normal(5, 2, 1).float()
     a, b = weights(4, 2), weights(5, 3, 0.7)
     moved = requiring_grad(*(v.to(device) for v in (a, b)))
-    transport(x.to(device), y.to(device), *moved, eps=0.3, rho=1.0, tol=1e-6).value.backward()
+    transport(x.to(device), y.to(device), *moved, eps=0.3, rho=1.0, tol=TIGHT[device]).value.backward()
     for weight, gradient, seed in ((a, moved[0].grad, 5), (b, moved[1].grad, 6)):
         direction = normal(1, len(weight), seed)[0]
         ends = []
@@ -140,7 +141,7 @@ def test_f15_weight_gradients_of_the_relaxed_value(device):
             changed = [v + step * direction if v is weight else v for v in (a, b)]
             ends.append(solve_dense(x, y, *changed, eps=0.3, rho_x=1.0, rho_y=1.0).value)
         expected = (ends[0] - ends[1]) / 2e-5
-        assert (gradient.cpu() @ direction).item() == pytest.approx(expected, rel=1e-5)
+        assert (gradient.cpu() @ direction).item() == pytest.approx(expected, rel=10 * TIGHT[device])
 
 
 def test_points_without_weight(device):
@@ -149,7 +150,7 @@ def test_points_without_weight(device):
     a[2] = 0.0
     a /= a.sum()
     moved = requiring_grad(*(v.to(device) for v in (x, y, a, b)))
-    transport(*moved, eps=0.5, tol=1e-6).value.backward()
+    transport(*moved, eps=0.5, tol=TIGHT[device]).value.backward()
     assert moved[0].grad[2].abs().max() == 0
     step = torch.zeros(6, dtype=torch.float64)
     step[2], step[0] = 1e-5, -1e-5
@@ -195,7 +196,7 @@ def test_double_backward_is_the_hessian_vector_product(device):
     x, y, a, b = (v.to(device) for v in (normal(17, 3), normal(13, 3, 1), weights(17, 2), weights(13, 3)))
     x.requires_grad_()
     direction = normal(17, 3, 4).to(device)
-    result = transport(x, y, a, b, eps=0.5, tol=1e-6, hessian_tol=1e-6)
+    result = transport(x, y, a, b, eps=0.5, tol=TIGHT[device], hessian_tol=1e-6)
     (gradient,) = torch.autograd.grad(result.value, x, create_graph=True)
     (through_autograd,) = torch.autograd.grad(gradient, x, direction)
     expected = hvp(x, y, a, b, result.f, result.g, direction, eps=0.5, tol=1e-6).h_x
@@ -298,7 +299,7 @@ def test_one_result_states_every_quantity_and_convention(device):
     half = transport(x, x.clone(), eps=0.25, cost_scale=0.5, tol=1e-6)
     assert half.value.item() == pytest.approx(0.141555, abs=1e-6) and half.divergence is None
     assert full.converged and full.residual <= 1e-6
-    for text in ("debiased", "0.2831", "0.1192029", "C = 1 |x - y|^2", "eps = 0.5", "converged: residual", "fixed"):
+    for text in ("debiased", "0.2831", "0.1192", "C = 1 |x - y|^2", "eps = 0.5", "converged: residual", "fixed"):
         assert text in repr(full)
     for text in ("OT value", "C = 0.5 |x - y|^2"):
         assert text in repr(half)
@@ -360,7 +361,9 @@ def test_seconds_are_for_all_problems_together():
 def test_divergence_by_its_definition(device):
     x, y, a, b = normal(19, 2), normal(23, 2, 1), weights(19, 2, 1.5), weights(23, 3, 0.7)
     options = {"eps": 0.4, "rho_x": 0.8, "rho_y": 0.3}
-    result = transport(*(v.to(device) for v in (x, y, a, b)), debias=True, tol=1e-6, **options)
+    result = transport(*(v.to(device) for v in (x, y, a, b)), debias=True, tol=TIGHT[device], **options)
     assert result.value.item() == pytest.approx(divergence(x, y, a, b, **options), rel=1e-6)
-    alone = transport(x.to(device), x.clone().to(device), a.to(device), a.to(device), debias=True, tol=1e-6, **options)
+    alone = transport(
+        x.to(device), x.clone().to(device), a.to(device), a.to(device), debias=True, tol=TIGHT[device], **options
+    )
     assert alone.value.item() == pytest.approx(0.0, abs=1e-6)
