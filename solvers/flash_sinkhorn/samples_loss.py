@@ -10,7 +10,7 @@ import torch
 from .checks import positive
 from .loss import NotConverged
 from .tiles import Precision
-from .transport import DEFAULT_TOL, Transport, transport
+from .transport import Transport, transport
 from .values import balance
 
 BACKENDS = ("auto", "tensorized", "online", "multiscale")
@@ -35,11 +35,11 @@ class SamplesLoss(torch.nn.Module):
     potentials=True returns potentials (F, G) in the shapes of the weights, constants to autograd, instead of a value:
     f - f_self and g - g_self with debias, f and g without; <a, f> / |a| = <b, g> / |b| with reach None.
 
-    Every solve ends on its residual, not on a schedule: tol (L1 marginal residual over the mass), or n_iterations for
-    a fixed number. Values are off by the square of the residual, gradients by the residual. At max_iterations, or
-    max_seconds for each item of a batch, the warning NotConverged says how far it came; `transport` returns the full
-    result instead. So scaling, diameter, truncate, cluster_scale, kernel and backend change nothing: they are checked
-    and otherwise ignored. verbose prints each result.
+    Every solve ends on its residual, not on a schedule: tol (L1 marginal residual over the mass; None as of
+    `transport.transport`: 1e-4 unless float32 allows no less), or n_iterations for a fixed number. At max_iterations,
+    or max_seconds for each item of a batch, the warning NotConverged says how far it came; `transport` returns the
+    full result instead. So scaling, diameter, truncate, cluster_scale, kernel and backend change nothing: they are
+    checked and otherwise ignored. verbose prints each result.
 
     Other losses, p = 1, other costs and cluster labels raise ValueError: they are GeomLoss's own.
 
@@ -67,7 +67,7 @@ class SamplesLoss(torch.nn.Module):
         reach_y: float | None = None,
         tol: float | None = None,
         n_iterations: int | None = None,
-        max_iterations: int = 10_000,
+        max_iterations: int = 1_000,
         max_seconds: float | None = None,
         precision: Precision | str = Precision.EXACT,
         hessian_tol: float | None = None,
@@ -92,8 +92,8 @@ class SamplesLoss(torch.nn.Module):
         self.diameter, self.scaling, self.truncate, self.cluster_scale = diameter, scaling, truncate, cluster_scale
         self.blur, self.reach, self.reach_x, self.reach_y = blur, reach, reach_x, reach_y
         self.debias, self.potentials, self.verbose = debias, potentials, verbose
-        self.tol = DEFAULT_TOL if tol is None and n_iterations is None else tol
-        self.n_iterations, self.max_iterations, self.max_seconds = n_iterations, max_iterations, max_seconds
+        self.tol, self.n_iterations = tol, n_iterations
+        self.max_iterations, self.max_seconds = max_iterations, max_seconds
         self.precision, self.hessian_tol = precision, hessian_tol
         self._options()
 
@@ -104,9 +104,10 @@ class SamplesLoss(torch.nn.Module):
         batched = x.ndim == 3
         results = self._solve(a, x, b, y)
         if any(result.converged is False for result in results):
-            worst = max(result.residual for result in results if result.residual is not None)
+            worst = max(results, key=lambda result: result.residual or 0.0)
             warnings.warn(
-                f"not converged: residual {worst:.1e} above tol {self.tol:g}; raise max_iterations, blur or tol",
+                f"not converged: residual {worst.residual:.1e} above tol {worst.tol:.1e}; "
+                "raise max_iterations, blur or tol",
                 NotConverged,
                 stacklevel=5,  # of torch.nn.Module's caller
             )

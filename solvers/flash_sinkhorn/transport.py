@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +19,8 @@ from .self_transport import SelfResult, solve_self
 from .solver import Result, solve
 from .tiles import Precision
 
-DEFAULT_TOL = 1e-3
+DEFAULT_TOL, LARGEST_DEFAULT_TOL = 1e-4, 1e-2
+FLOAT32_FLOOR = 4e-7  # residual that rounding of exponents leaves, over cost_scale |x|^2 / eps, as measured
 LEAST_SECONDS = 1e-6  # a problem that has none left ends after its first iteration
 HESSIAN_TOL = 1e-4  # or tol, where that is less
 
@@ -111,7 +113,7 @@ def transport(
     debias: bool = False,
     tol: float | None = None,
     n_iterations: int | None = None,
-    max_iterations: int = 10_000,
+    max_iterations: int = 1_000,
     max_seconds: float | None = None,
     precision: Precision | str = Precision.EXACT,
     hessian_tol: float | None = None,
@@ -119,10 +121,12 @@ def transport(
     """Solve OT_eps(a, b), and with debias its two self problems too; the values are differentiable in x, y, a and b.
 
     x [n, d], y [m, d], a [n], b [m]: as of `solve`, of any float dtype, strides and device; uniform weights if None.
-    Solved to tol (1e-3 if None) on the L1 marginal residual, or for n_iterations; max_seconds is for all problems
-    together. Values are off by the square of the residual, gradients by the residual: ask for a smaller tol where
-    gradients are to be exact. Gradients have the dtypes of their inputs, and no input without requires_grad costs
-    anything. hessian_tol: on the linear systems of second derivatives; the lesser of tol and 1e-4 if None.
+    Solved to tol on the L1 marginal residual, or for n_iterations; max_seconds is for all problems together. tol None
+    is 1e-4, or up to 1e-2 where float32's rounding of |x|^2 / eps allows no less; the result states it. Gradients are
+    off by the residual times the distances between points that share mass, values by eps times the residual, or its
+    square where convergence is quick: ask for a smaller tol where that counts. Gradients have the dtypes of their
+    inputs, and no input without requires_grad costs anything. hessian_tol: on the linear systems of second
+    derivatives; the lesser of tol and 1e-4 if None.
 
     The self problems have the same rho_x and rho_y as the first, so that S(a, a) = 0. A cloud against a copy of itself
     is solved as the self problem that it is.
@@ -137,16 +141,20 @@ def transport(
     if precision not in list(Precision):
         raise ValueError(f"precision must be one of {', '.join(Precision)}, got {precision!r}")
     rho_x, rho_y = rho if rho_x is None else rho_x, rho if rho_y is None else rho_y
-    budget = _Budget(tol, n_iterations, max_iterations, max_seconds)
     problem = Regularisation(
         eps=positive("eps", eps),
         cost_scale=positive("cost_scale", cost_scale),
         rho_x=None if rho_x is None else positive("rho_x", rho_x),
         rho_y=None if rho_y is None else positive("rho_y", rho_y),
         precision=Precision(precision),
-        hessian_tol=min(HESSIAN_TOL, budget.tol or HESSIAN_TOL) if hessian_tol is None else hessian_tol,
+        hessian_tol=min(HESSIAN_TOL, tol or HESSIAN_TOL)
+        if hessian_tol is None
+        else positive("hessian_tol", hessian_tol),
     )
     with full_precision(x):
+        if tol is None and n_iterations is None:
+            tol = _default_tol(x, y, a, b, problem)
+        budget = _Budget(tol, n_iterations, max_iterations, max_seconds)
         pair = _solve(x, y, a, b, problem, budget)
         x, y, a, b = promoted(x, y, a, b)
         ot = pair_value(x, y, a, b, pair.f, pair.g, pair.problem)
@@ -223,6 +231,28 @@ def _solve_self(
     return own, pair_value(x, x, a, a, own.f, own.g, own.problem)
 
 
+def _default_tol(
+    x: torch.Tensor, y: torch.Tensor, a: torch.Tensor | None, b: torch.Tensor | None, problem: Regularisation
+) -> float:
+    """1e-4, or more where float32 exponents, which are as large as |x|^2 / eps, allow no less."""
+    in_float64 = x.device.type == "cpu" and torch.float64 in (x.dtype, y.dtype)
+    if in_float64 or x.ndim != 2 or x.shape[1:] != y.shape[1:]:
+        return DEFAULT_TOL
+    x, y, a, b = (v.detach() for v in promoted(x, y, a, b))
+    if len(a) != len(x) or len(b) != len(y) or x.device != y.device:
+        return DEFAULT_TOL  # to be refused by `solve`
+    centre = (_mean(x, a) + _mean(y, b)) / 2
+    squares = torch.stack([_mean((v - centre).square().sum(1), w) for v, w in ((x, a), (y, b))]).amax().item()
+    floor = FLOAT32_FLOOR * problem.cost_scale * squares / problem.eps
+    return min(max(DEFAULT_TOL, floor), LARGEST_DEFAULT_TOL) if math.isfinite(floor) else DEFAULT_TOL
+
+
+def _mean(values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Of values [n] or [n, d]."""
+    share = (weight / weight.sum()).to(values.dtype)
+    return torch.tensordot(share, values, 1)
+
+
 def _are_equal(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
     if left is right:
         return True
@@ -239,7 +269,6 @@ class _Budget:
         if tol is not None and n_iterations is not None:
             raise ValueError("give at most one of n_iterations (fixed) and tol (L1 marginal residual)")
         self.n_iterations = n_iterations if n_iterations is None else whole("n_iterations", n_iterations)
-        tol = DEFAULT_TOL if tol is None and n_iterations is None else tol
         self.tol = tol if tol is None else positive("tol", tol)
         self.max_iterations = whole("max_iterations", max_iterations)
         self.max_seconds = max_seconds if max_seconds is None else positive("max_seconds", max_seconds)

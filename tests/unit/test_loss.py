@@ -320,6 +320,18 @@ def test_what_did_not_converge_says_so():
     assert solved.converged and solved.value.item() == pytest.approx(4.599039, rel=1e-3)
 
 
+@pytest.mark.parametrize(("d", "eps"), [(64, 5e-3), (64, 1e-3), (10, 1e-2), (3, 1e-3)])
+def test_default_tolerance_is_within_reach_of_float32_and_stated(device, d, eps):
+    x, y = (torch.rand(300, d, generator=torch.Generator().manual_seed(seed)).to(device) for seed in (0, 1))
+    result = transport(x, y, eps=eps, debias=True)
+    assert result.converged and 1e-4 <= result.tol <= 1e-2 and f"tol {result.tol:g}" in repr(result)
+    if device == "cpu":
+        assert transport(x.double(), y.double(), eps=10 * eps).tol == 1e-4
+    far = torch.cat([x, x.new_full((1, d), 1e6)]), torch.cat([x.new_full((300,), 1 / 300), x.new_zeros(1)])
+    padded = transport(far[0], y, far[1], None, eps=eps, max_iterations=1)
+    assert padded.tol == pytest.approx(result.tol, rel=1e-4)  # points without weight do not count
+
+
 def test_n40_masses_other_than_one(device):
     x = torch.tensor([[0.0], [1.0]], device=device)
     a, b = torch.tensor([0.5, 1.5], device=device), torch.tensor([1.2, 0.8], device=device)
