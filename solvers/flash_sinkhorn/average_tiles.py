@@ -9,7 +9,7 @@ from .tiles import HOPPER_SHARED_BYTES, LARGEST_DIRECT_DIMENSION, Precision, Til
 FMA_COLUMNS = 4  # of one program
 LARGEST_DIRECT_FMA_COLUMNS = 8
 LARGEST_FMA_COLUMNS = 2  # beyond, converting p for the tensor cores costs less than products of its own a column
-LARGEST_PARTIAL_COLUMNS = 256  # splits times columns, where there are programs enough without splits
+LARGEST_PARTIAL_COLUMNS = 128  # splits times columns, where there are programs enough without splits
 
 
 @dataclass(frozen=True)

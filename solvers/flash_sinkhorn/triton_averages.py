@@ -33,7 +33,10 @@ class StoredValues:
 
 
 class TritonAverages(Averages[StoredCloud]):
-    """On one GPU, in the given precision; with "fast" values and plan too are rounded to 10-bit mantissas."""
+    """On one GPU, in the given precision; with "fast" values and plan too are rounded to 10-bit mantissas.
+
+    Direct differences are exact, and so is what is averaged over them.
+    """
 
     sweeps: TritonSweeps
 
@@ -41,7 +44,7 @@ class TritonAverages(Averages[StoredCloud]):
         super().__init__(
             inputs, TritonSweeps(inputs, cost_scale=cost_scale, precision=precision), cost_scale=cost_scale
         )
-        self.precision = precision
+        self.precision = Precision.EXACT if self.sweeps.direct else precision
         self.d = inputs.x.shape[1]
         self._points: dict[int, StoredValues] = {}
 

@@ -60,7 +60,7 @@ class Driver:
     target: str
     params: dict[str, Any]
     ladder: list[dict[str, Any]]
-    fast: bool  # operands of products have 10-bit mantissas
+    rounded: bool  # operands of products, of one cloud at least, have 10-bit mantissas
     _built: dict[str, Any] = field(default_factory=dict)
 
     def build(self, rung: dict[str, Any] | None = None) -> Any:
@@ -76,7 +76,7 @@ class Driver:
     @property
     def unit(self) -> float:
         """Relative rounding of the coordinates this solver computes with, float32 inputs."""
-        return 2.0**-11 if self.fast else 2.0**-24
+        return 2.0**-11 if self.rounded else 2.0**-24
 
     def spec(
         self, x, y, eps: float, cost_scale: float = 1.0, dtype: str = "float32", task: Task = Task.FORWARD
@@ -177,5 +177,5 @@ def driver(request) -> Driver:
     conf = yaml.safe_load(path.read_text())
     if missing := missing_requirement(conf.get("requires", [])):
         pytest.skip(f"{missing} is not installed")
-    fast = conf["matmul_precision"] == "fast"
-    return Driver(path.stem, device, conf["_target_"], conf.get("params") or {}, conf.get("ladder") or [], fast)
+    rounded = conf["matmul_precision"] in ("fast", "mixed")
+    return Driver(path.stem, device, conf["_target_"], conf.get("params") or {}, conf.get("ladder") or [], rounded)

@@ -33,5 +33,5 @@ def test_agrees_with_torch_on_a_gpu(n, d):
         weight[n // 2], points[n // 2] = 0.0, 1e6
     want, want_sum = _summarise(points.cpu(), weight.cpu())
     for found in survey(points, weight, points, weight):
-        assert torch.tensor(found.summary).double().sub(want).abs().max() < 1e-9 * n
+        assert torch.tensor(found.summary, dtype=torch.float64).sub(want).abs().max() < 1e-9 * n
         assert (found.weighted_sum.cpu() - want_sum).abs().max() < 1e-4 * n

