@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,10 +11,12 @@ from typing import Any
 import torch
 
 from .averages import Motion
-from .checks import positive, whole
+from .checks import checked_inputs, positive, whole
+from .loop import Limits
 from .loss import Regularisation, full_precision, pair_value, promoted, self_value
+from .near_copies import NearCopy, solve_near_copy
 from .operators import Plan
-from .self_transport import SelfResult, solve_self
+from .self_transport import solve_self
 from .solver import Result, solve
 from .tiles import Precision
 
@@ -128,8 +129,8 @@ def transport(
     inputs, and no input without requires_grad costs anything. hessian_tol: on the linear systems of second
     derivatives; the lesser of tol and 1e-4 if None.
 
-    The self problems have the same rho_x and rho_y as the first, so that S(a, a) = 0. A cloud against a copy of itself
-    is solved as the self problem that it is.
+    The self problems have the same rho_x and rho_y as the first, so that S(a, a) = 0. With a tolerance and
+    balanced marginals clouds that are nearly copies, or translated copies, of each other are solved from theirs.
 
     Raises ValueError as `solve` does.
 
@@ -152,28 +153,31 @@ def transport(
         else positive("hessian_tol", hessian_tol),
     )
     with full_precision(x):
+        checked_inputs(x, y, a, b, eps=problem.eps, cost_scale=problem.cost_scale, balanced=problem.balanced)
+        x, y, a, b = promoted(x, y, a, b)
         if tol is None and n_iterations is None:
             tol = _default_tol(x, y, a, b, problem)
         budget = _Budget(tol, n_iterations, max_iterations, max_seconds)
-        pair = _solve(x, y, a, b, problem, budget)
-        x, y, a, b = promoted(x, y, a, b)
-        ot = pair_value(x, y, a, b, pair.f, pair.g, pair.problem)
-        solved, divergence = [pair], None
+        own = []
         if debias:
-            own_x, value_x = _solve_self(x, a, pair, budget, exact=problem.precision.splits_x)
-            own_y, value_y = _solve_self(y, b, pair, budget, exact=problem.precision.splits_y)
-            solved += [own_x, own_y]
-            divergence = ot - value_x / 2 - value_y / 2
+            own.append(_solve_self(x, a, problem, budget, exact=problem.precision.splits_x))
+            own.append(_solve_self(y, b, problem, budget, exact=problem.precision.splits_y))
+        pair = _solve(x, y, a, b, problem, budget, g_self=own[1].g if own else None)
+        ot = pair_value(x, y, a, b, pair.f, pair.g, pair.problem)
+        divergence = None
+        if own:
+            divergence = ot - _self_value(x, a, own[0]) / 2 - _self_value(y, b, own[1]) / 2
             if not problem.balanced:
                 divergence = divergence + problem.eps * (a.sum() - b.sum()).square() / 2
+    solved = [pair, *own]
     residuals = [each.residual for each in solved if each.residual is not None]
     return Transport(
         ot=ot,
         divergence=divergence,
         f=pair.f,
         g=pair.g,
-        f_self=(own_x.g if own_x.symmetric else own_x.f) if debias else None,
-        g_self=own_y.g if debias else None,
+        f_self=(own[0].g if own[0].symmetric else own[0].f) if own else None,
+        g_self=own[1].g if own else None,
         residual=max(residuals) if residuals else None,
         converged=all(each.converged for each in solved) if residuals else None,
         tol=budget.tol,
@@ -199,67 +203,62 @@ class _Solved:
 def _solve(
     x: torch.Tensor,
     y: torch.Tensor,
-    a: torch.Tensor | None,
-    b: torch.Tensor | None,
+    a: torch.Tensor,
+    b: torch.Tensor,
     problem: Regularisation,
     budget: _Budget,
+    g_self: torch.Tensor | None = None,
 ) -> _Solved:
-    """As a self problem if it is one, be it of copies: that takes a few sweeps, whatever eps."""
+    """g_self: potential of OT_eps(b, b), a start where the clouds are near copies."""
     options: dict[str, Any] = {"eps": problem.eps, "cost_scale": problem.cost_scale, "precision": problem.precision}
-    if problem.rho_x == problem.rho_y and _are_equal(x, y) and _are_equal(a, b):
-        own = solve_self(x, a, rho=problem.rho_x, **options, **budget.left())
-        found: Result | SelfResult = own
-        f, g = own.f, own.update
-    else:
+    found: NearCopy | Result | None = None
+    if g_self is not None and problem.balanced and budget.tol is not None:
+        found = solve_near_copy(x, y, a, b, g_self, tol=budget.tol, limits=budget.limits(), **options)
+    if found is None:
         found = solve(x, y, a, b, rho_x=problem.rho_x, rho_y=problem.rho_y, **options, **budget.left())
-        f, g = found.f, found.g
     problem = dataclasses.replace(problem, precision=found.precision)
-    return _Solved(f, g, found.residual, found.converged, found.n_passes, problem, isinstance(found, SelfResult))
+    return _Solved(found.f, found.g, found.residual, found.converged, found.n_passes, problem, symmetric=False)
 
 
-def _solve_self(
-    x: torch.Tensor, a: torch.Tensor, pair: _Solved, budget: _Budget, *, exact: bool
-) -> tuple[_Solved, torch.Tensor]:
-    """OT_eps(a, a) and its value; exact: the cloud was not rounded in the pair's problem."""
-    if pair.symmetric:
-        own = pair
-    else:
-        precision = Precision.EXACT if exact else Precision.FAST
-        own = _solve(x, x, a, a, dataclasses.replace(pair.problem, precision=precision), budget)
+def _solve_self(x: torch.Tensor, a: torch.Tensor, problem: Regularisation, budget: _Budget, *, exact: bool) -> _Solved:
+    """OT_eps(a, a); exact: the cloud is not rounded in OT_eps(a, b)."""
+    problem = dataclasses.replace(problem, precision=Precision.EXACT if exact else Precision.FAST)
+    if problem.rho_x != problem.rho_y:
+        return _solve(x, x, a, a, problem, budget)
+    own = solve_self(
+        x,
+        a,
+        eps=problem.eps,
+        cost_scale=problem.cost_scale,
+        rho=problem.rho_x,
+        precision=problem.precision,
+        **budget.left(),
+    )
+    problem = dataclasses.replace(problem, precision=own.precision)
+    return _Solved(own.f, own.update, own.residual, own.converged, own.n_passes, problem, symmetric=True)
+
+
+def _self_value(x: torch.Tensor, a: torch.Tensor, own: _Solved) -> torch.Tensor:
     if own.symmetric:
-        return own, self_value(x, a, own.f, own.g, own.problem)
-    return own, pair_value(x, x, a, a, own.f, own.g, own.problem)
+        return self_value(x, a, own.f, own.g, own.problem)
+    return pair_value(x, x, a, a, own.f, own.g, own.problem)
 
 
-def _default_tol(
-    x: torch.Tensor, y: torch.Tensor, a: torch.Tensor | None, b: torch.Tensor | None, problem: Regularisation
-) -> float:
+def _default_tol(x: torch.Tensor, y: torch.Tensor, a: torch.Tensor, b: torch.Tensor, problem: Regularisation) -> float:
     """1e-4, or more where float32 exponents, which are as large as |x|^2 / eps, allow no less."""
-    in_float64 = x.device.type == "cpu" and torch.float64 in (x.dtype, y.dtype)
-    if in_float64 or x.ndim != 2 or x.shape[1:] != y.shape[1:]:
+    if x.device.type == "cpu" and x.dtype is torch.float64:
         return DEFAULT_TOL
-    x, y, a, b = (v.detach() for v in promoted(x, y, a, b))
-    if len(a) != len(x) or len(b) != len(y) or x.device != y.device:
-        return DEFAULT_TOL  # to be refused by `solve`
+    x, y, a, b = (v.detach() for v in (x, y, a, b))
     centre = (_mean(x, a) + _mean(y, b)) / 2
     squares = torch.stack([_mean((v - centre).square().sum(1), w) for v, w in ((x, a), (y, b))]).amax().item()
     floor = FLOAT32_FLOOR * problem.cost_scale * squares / problem.eps
-    return min(max(DEFAULT_TOL, floor), LARGEST_DEFAULT_TOL) if math.isfinite(floor) else DEFAULT_TOL
+    return min(max(DEFAULT_TOL, floor), LARGEST_DEFAULT_TOL)
 
 
 def _mean(values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Of values [n] or [n, d]."""
     share = (weight / weight.sum()).to(values.dtype)
     return torch.tensordot(share, values, 1)
-
-
-def _are_equal(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
-    if left is right:
-        return True
-    if not isinstance(left, torch.Tensor) or not isinstance(right, torch.Tensor):
-        return False
-    kinds = [(v.shape, v.dtype, v.device, v.layout) for v in (left, right)]
-    return kinds[0] == kinds[1] and left.layout is torch.strided and torch.equal(left, right)
 
 
 class _Budget:
@@ -275,8 +274,16 @@ class _Budget:
         self.started = time.perf_counter()
 
     def left(self) -> dict[str, Any]:
+        """As `solve` takes it."""
         rule = {"tol": self.tol, "n_iterations": self.n_iterations, "max_iterations": self.max_iterations}
-        if self.max_seconds is None:
-            return rule
-        left = self.max_seconds - (time.perf_counter() - self.started)
-        return rule | {"max_seconds": max(left, LEAST_SECONDS)}
+        return rule if self.max_seconds is None else rule | {"max_seconds": self._seconds_left(self.max_seconds)}
+
+    def limits(self) -> Limits:
+        """As loops take it."""
+        seconds = self.max_seconds
+        return Limits(
+            self.max_iterations, None if seconds is None else time.perf_counter() + self._seconds_left(seconds)
+        )
+
+    def _seconds_left(self, seconds: float) -> float:
+        return max(seconds - (time.perf_counter() - self.started), LEAST_SECONDS)
