@@ -14,7 +14,7 @@ from .averages import Motion
 from .checks import checked_inputs, positive, whole
 from .loop import Limits
 from .loss import Regularisation, full_precision, pair_value, promoted, self_value
-from .near_copies import NearCopy, solve_near_copy
+from .near_copies import ATTEMPT_PASSES, NearCopy, solve_near_copy
 from .operators import Plan
 from .self_transport import solve_self
 from .solver import Result, solve
@@ -212,12 +212,16 @@ def _solve(
     """g_self: potential of OT_eps(b, b), a start where the clouds are near copies."""
     options: dict[str, Any] = {"eps": problem.eps, "cost_scale": problem.cost_scale, "precision": problem.precision}
     found: NearCopy | Result | None = None
+    failed_passes = 0
     if g_self is not None and problem.balanced and budget.tol is not None:
         found = solve_near_copy(x, y, a, b, g_self, tol=budget.tol, limits=budget.limits(), **options)
+        failed_passes = ATTEMPT_PASSES if found is None else 0
     if found is None:
         found = solve(x, y, a, b, rho_x=problem.rho_x, rho_y=problem.rho_y, **options, **budget.left())
     problem = dataclasses.replace(problem, precision=found.precision)
-    return _Solved(found.f, found.g, found.residual, found.converged, found.n_passes, problem, symmetric=False)
+    return _Solved(
+        found.f, found.g, found.residual, found.converged, found.n_passes + failed_passes, problem, symmetric=False
+    )
 
 
 def _solve_self(x: torch.Tensor, a: torch.Tensor, problem: Regularisation, budget: _Budget, *, exact: bool) -> _Solved:

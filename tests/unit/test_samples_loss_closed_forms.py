@@ -34,7 +34,7 @@ def test_r1_r2_single_points_against_clouds(device, eps):
 
 
 @pytest.mark.parametrize("d", [1, 2, 5, 33])
-@pytest.mark.parametrize("eps", [1e-2, 0.1, 5.0])
+@pytest.mark.parametrize("eps", [1e-6, 1e-3, 0.1, 5.0])
 def test_r3_g05_translated_copy(device, eps, d):
     """Value |t|^2, gradient -2 a t: exact at any eps, weights and dimension."""
     x, a = normal(40, d, d), weights(40)
@@ -73,7 +73,7 @@ def test_r6_n22_points_with_themselves(device):
     centres = torch.stack([angle.cos(), angle.sin()], 1)
     clouds = [(centre + math.sqrt(0.4) * normal(25, 2, k).float()).to(device) for k, centre in enumerate(centres)]
     table = torch.tensor([[Full(0.5)(p, q.clone()).item() for q in clouds] for p in clouds])
-    assert table.diag().abs().max() == 0
+    assert table.diag().abs().max() < 1e-7
     torch.testing.assert_close(table, table.T, rtol=0, atol=1e-5)
     assert table[~torch.eye(5, dtype=torch.bool)].min() > 1e-3
 
