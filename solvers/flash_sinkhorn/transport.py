@@ -141,6 +141,8 @@ def transport(
             raise ValueError(f"{name} must be a floating-point torch tensor, got {type(points).__name__}")
     if precision not in list(Precision):
         raise ValueError(f"precision must be one of {', '.join(Precision)}, got {precision!r}")
+    tol = tol if tol is None else positive("tol", tol)
+    hessian_tol = min(HESSIAN_TOL, tol or HESSIAN_TOL) if hessian_tol is None else positive("hessian_tol", hessian_tol)
     rho_x, rho_y = rho if rho_x is None else rho_x, rho if rho_y is None else rho_y
     problem = Regularisation(
         eps=positive("eps", eps),
@@ -148,9 +150,7 @@ def transport(
         rho_x=None if rho_x is None else positive("rho_x", rho_x),
         rho_y=None if rho_y is None else positive("rho_y", rho_y),
         precision=Precision(precision),
-        hessian_tol=min(HESSIAN_TOL, tol or HESSIAN_TOL)
-        if hessian_tol is None
-        else positive("hessian_tol", hessian_tol),
+        hessian_tol=hessian_tol,
     )
     with full_precision(x):
         checked_inputs(x, y, a, b, eps=problem.eps, cost_scale=problem.cost_scale, balanced=problem.balanced)
@@ -272,7 +272,7 @@ class _Budget:
         if tol is not None and n_iterations is not None:
             raise ValueError("give at most one of n_iterations (fixed) and tol (L1 marginal residual)")
         self.n_iterations = n_iterations if n_iterations is None else whole("n_iterations", n_iterations)
-        self.tol = tol if tol is None else positive("tol", tol)
+        self.tol = tol
         self.max_iterations = whole("max_iterations", max_iterations)
         self.max_seconds = max_seconds if max_seconds is None else positive("max_seconds", max_seconds)
         self.started = time.perf_counter()

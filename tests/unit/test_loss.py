@@ -332,6 +332,28 @@ def test_default_tolerance_is_within_reach_of_float32_and_stated(device, d, eps)
     assert padded.tol == pytest.approx(result.tol, rel=1e-4)  # points without weight do not count
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("tol", {"tol": "small"}),
+        ("tol", {"tol": 0.0}),
+        ("at most one", {"tol": 0.1, "n_iterations": 3}),
+        ("n_iterations", {"n_iterations": 0}),
+        ("max_iterations", {"max_iterations": 0}),
+        ("hessian_tol", {"hessian_tol": -1.0}),
+        ("precision", {"precision": "double"}),
+        ("eps", {"eps": 0.0}),
+        ("rho_y", {"rho_y": float("inf")}),
+        ("y contains NaN", {"y": torch.full((4, 2), math.nan)}),
+        ("b has negative", {"b": torch.tensor([0.5, 0.7, -0.3, 0.1])}),
+    ],
+)
+def test_bad_input_is_refused_by_name(name, options):
+    arguments = {"x": normal(5, 2), "y": normal(4, 2, 1), "eps": 0.5, "debias": True} | options
+    with pytest.raises(ValueError, match=name):
+        transport(**arguments)
+
+
 def test_n40_masses_other_than_one(device):
     x = torch.tensor([[0.0], [1.0]], device=device)
     a, b = torch.tensor([0.5, 1.5], device=device), torch.tensor([1.2, 0.8], device=device)
