@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small problems, and pytest runs several processes
 os.environ.setdefault("POT_BACKEND_DISABLE_JAX", "1")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 os.environ.setdefault("JAX_ENABLE_X64", "1")
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # two processes that compile one formula at once break each other
+    os.environ.setdefault("KEOPS_CACHE_FOLDER", str(Path.home() / ".cache" / "keops-tests" / worker))
 
 import solvers.common.keops_runtime  # noqa: F401  # isort: skip  # before torch
 
 import importlib
 import importlib.metadata
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
