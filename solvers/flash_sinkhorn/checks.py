@@ -80,7 +80,8 @@ def checked_inputs(
     if balanced:
         if abs(mass_x - mass_y) > MASS_TOLERANCE * max(mass_x, mass_y):
             raise ValueError(
-                f"a and b must have the same mass, got {mass_x:g} and {mass_y:g}: normalise them first, or give rho"
+                f"a and b must have the same mass, got {mass_x:g} and {mass_y:g}: normalise them first (in "
+                "float32 or float64), or relax the marginals (rho, reach)"
             )
         mass = (mass_x + mass_y) / 2
         a, b, mass_x, mass_y = a / mass_x, b / mass_y, 1.0, 1.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from .averages import Motion
-from .checks import positive, whole
+from .checks import MASS_TOLERANCE, positive, whole
 from .operators import Plan
 from .schur import SchurSolution, SchurSystem
 from .tiles import Precision
@@ -22,9 +22,10 @@ class HessianProduct:
     gradients in the weights, up to a constant added to the one and subtracted from the other; with relaxed ones those
     are functions of f and g. A batch of k directions puts k in front of every shape.
 
-    residual: largest relative residual |rhs - S z| / |rhs| of the Schur systems, as measured at the end; converged:
-    residual <= tol. marginal_residual: how far the potentials given were from converged, L1 over the mass. Both bound
-    what the product is worth. n_iterations of conjugate gradients; n_passes over all pairs, all directions together.
+    residual: largest relative residual |rhs - S z| / |rhs| of the Schur systems, as measured at the end.
+    marginal_residual: how far the potentials given were from converged, L1 over the mass. Both bound what the product
+    is worth. converged: residual <= tol, of potentials at least near the problem's own (marginal_residual < 1).
+    n_iterations of conjugate gradients; n_passes over all pairs, all directions together.
     """
 
     h_x: torch.Tensor | None
@@ -63,14 +64,15 @@ def hvp(
     """The Hessian of OT_eps in (x, y, a, b) times (v_x, v_y, v_a, v_b), never storing an n x m array.
 
     v_x [n, d], v_y [m, d]: motions of the points. v_a [n], v_b [m]: changes of the weights, ignored where a weight is
-    zero, and of equal sums if the marginals are balanced. None is zero. A leading k on every direction given makes a
+    zero, and otherwise of equal sums if the marginals are balanced. None is zero. A leading k on every direction given makes a
     batch, whose k systems share each sweep. f [n], g [m]: converged potentials; away from convergence the product is
     that of no function, and `marginal_residual` says how far. rho_x, rho_y: strength of a relaxed marginal,
     rho KL(P 1 | a); None is balanced. tol: on the relative residual of the linear systems; max_iterations of
     conjugate gradients. in_x, in_y: whether h_x and h_y are wanted; None otherwise, at no cost. Other arguments as of
     `Plan`.
 
-    Raises ValueError as `Plan` does, and for directions of the wrong shape, device or type, or none at all.
+    Raises ValueError as `Plan` does, and for directions of the wrong shape, device or type, none at all, with NaN or
+    infinite values, or of weights whose sums must be equal and are not.
 
     Source: arXiv 2602.03067, Th. 5.
     """
@@ -83,19 +85,21 @@ def hvp(
             raise ValueError(f"{name} must be a floating-point torch tensor or None, got {type(v).__name__}")
     single = all(v is None or v.ndim == rank for v, rank in zip(given.values(), (2, 2, 1, 1), strict=True))
     directions = [None if v is None else (v[None] if single else v).detach() for v in given.values()]
+    hessian.check_directions(dict(zip(given, directions, strict=True)))
     tangent = hessian.tangent(*directions, tol=tol, max_iterations=max_iterations)
     h_x = hessian.change(tangent).to(x.dtype) if in_x else None
     h_y = hessian.change(tangent, transpose=True).to(y.dtype) if in_y else None
     if single:
         h_x, h_y = (None if change is None else change[0] for change in (h_x, h_y))
+    marginal_residual = hessian.marginal_residual
     return HessianProduct(
         h_x=h_x,
         h_y=h_y,
         h_a=tangent.df[0] if single else tangent.df,
         h_b=tangent.dg[0] if single else tangent.dg,
         residual=tangent.solution.residual,
-        converged=tangent.solution.residual <= tol,
-        marginal_residual=hessian.marginal_residual,
+        converged=tangent.solution.residual <= tol and marginal_residual < 1.0,
+        marginal_residual=marginal_residual,
         n_iterations=tangent.solution.n_iterations,
         n_passes=plan.averages.n_passes,
     )
@@ -129,6 +133,24 @@ class Hessian:
             b if rho_y is None else b * torch.exp(-g.double() / rho_y),
         )
         self._displacements: dict[bool, torch.Tensor] = {}
+        self._balanced = rho_x is None and rho_y is None
+
+    def check_directions(self, given: dict[str, torch.Tensor | None]) -> None:
+        """ValueError for directions, by name, that `tangent` cannot take. Reads back from the device."""
+        self._checked_batch(*given.values())
+        for name, v in given.items():
+            if v is not None and not bool(torch.isfinite(v).all()):
+                raise ValueError(f"{name} contains NaN or infinite values: remove or replace them first")
+        v_a, v_b = given["v_a"], given["v_b"]
+        if not self._balanced or (v_a is None and v_b is None):
+            return
+        sums, sizes = torch.zeros(2, dtype=torch.float64)
+        for sign, v, weight in ((1, v_a, self.plan.inputs.a), (-1, v_b, self.plan.inputs.b)):
+            if v is not None:
+                counted = torch.where(weight > 0, v.double(), 0.0)
+                sums, sizes = sums + sign * counted.sum(1).cpu(), sizes + counted.abs().sum(1).cpu()
+        if bool((sums.abs() > MASS_TOLERANCE * sizes).any()):
+            raise ValueError("v_a and v_b must have equal sums while the marginals are balanced: subtract their means")
 
     @property
     def marginal_residual(self) -> float:

@@ -21,9 +21,10 @@ class SamplesLoss(torch.nn.Module):
     """Sinkhorn divergence of weighted point clouds, to be called as GeomLoss's class of that name.
 
     C = |x - y|^2 / 2 (half the squared distance, p = 2), eps = blur^2 and rho = reach^2 in units of C. The loss is
-    S_eps = OT_eps(a, b) - OT_eps(a, a) / 2 - OT_eps(b, b) / 2, or OT_eps(a, b) with debias=False; it is a squared
-    distance, no root is taken. reach None: masses must be equal, else ValueError. reach_x, reach_y override reach, one
-    side each; gradients with a reach are those of the value returned.
+    S_eps = OT_eps(a, b) - OT_eps(a, a) / 2 - OT_eps(b, b) / 2, or OT_eps(a, b) with debias=False. It is a squared
+    distance, no root is taken, and rounding can leave it a little below zero: clamp before taking one. reach None:
+    masses must be equal, else ValueError. reach_x, reach_y override reach, one side each; gradients with a reach are
+    those of the value returned.
 
     Calls: loss(x, y), or loss(a, x, b, y) with weights, or loss(None, a, x, None, b, y). x [N, D], y [M, D], a [N] or
     [N, 1], b likewise: a scalar. x [B, N, D], y [B, M, D], a [B, N] or [B, N, 1]: values [B], of B problems solved one

@@ -125,7 +125,9 @@ def transport(
     Solved to tol on the L1 marginal residual, or for n_iterations; max_seconds is for all problems together. tol None
     is 1e-4, or up to 1e-2 where float32's rounding of |x|^2 / eps allows no less; the result states it. Gradients are
     off by the residual times the distances between points that share mass, values by eps times the residual, or its
-    square where convergence is quick: ask for a smaller tol where that counts. Gradients have the dtypes of their
+    square where convergence is quick: ask for a smaller tol where that counts. So `converged` is about marginals: a
+    share of the mass below tol that has far to go is not seen, however much its cost. With float32 clouds values are
+    known to 1e-7 of eps at best, which counts where eps is above the costs. Gradients have the dtypes of their
     inputs, and no input without requires_grad costs anything. hessian_tol: on the linear systems of second
     derivatives; the lesser of tol and 1e-4 if None.
 

@@ -200,6 +200,9 @@ def test_points_without_weight(device):
     got = without_constant(product.h_a.cpu(), product.h_b.cpu())
     for ours, theirs in zip(got, want, strict=True):
         assert (ours - theirs).abs().max() < close_to(device, 2e-5) * theirs.abs().max()
+    v_a = torch.where(a > 0, v_a, 0.0)
+    v_a = v_a - a * v_a.sum()
+    v_a[3] = 7.0  # ignored
     weighted = hvp(*(u.to(device) for u in (x, y, a, b, f, g)), v_a=v_a.to(device), eps=eps)
     assert all(torch.isfinite(h).all() for h in (weighted.h_x, weighted.h_y, weighted.h_a, weighted.h_b))
 
@@ -285,3 +288,21 @@ def test_gpu_agrees_with_cpu_at_sizes_that_fill_it(d):
     for name in ("h_x", "h_y"):
         reference = getattr(want, name)
         assert (getattr(got, name).cpu() - reference).abs().max() < 2e-4 * reference.abs().max()
+
+
+def test_a_product_that_is_worth_nothing_is_refused_or_said(device):
+    x, y = normal(20, 3).to(device), normal(15, 3, seed=1).to(device)
+    solved = solve(x, y, eps=0.5, tol=1e-6)
+    f, g = solved.f, solved.g
+    for bad in (math.nan, math.inf):
+        v = torch.ones_like(x)
+        v[3, 1] = bad
+        with pytest.raises(ValueError, match="v_x contains NaN or infinite"):
+            hvp(x, y, None, None, f, g, v, eps=0.5)
+    uneven = torch.rand(20, dtype=torch.float64, device=device)
+    with pytest.raises(ValueError, match="v_a and v_b must have equal sums"):
+        hvp(x, y, None, None, f, g, v_a=uneven, eps=0.5)
+    assert hvp(x, y, None, None, f, g, v_a=uneven - uneven.mean(), eps=0.5).converged
+    assert hvp(x, y, None, None, f, g, v_a=uneven, eps=0.5, rho_x=1.0, rho_y=1.0).h_x is not None
+    astray = hvp(x, y, None, None, f + 5.0, g, x, eps=0.5)
+    assert astray.marginal_residual > 1 and not astray.converged
