@@ -87,7 +87,7 @@ def checked_inputs(
         a, b, mass_x, mass_y = a / mass_x, b / mass_y, 1.0, 1.0
     low, high = min(of_x.low, of_y.low), max(of_x.high, of_y.high)
     span = high - low
-    if cost_scale * x.shape[1] * span**2 / eps > LARGEST_EXPONENT or eps < 1.0 / LARGEST_EXPONENT:
+    if cost_scale * x.shape[1] * span * span / eps > LARGEST_EXPONENT or eps < 1.0 / LARGEST_EXPONENT:
         raise ValueError(f"eps = {eps:g} is too small for clouds of span {span:g}: cost / eps exceeds float32's range")
     if of_x.least_weight == 0 or of_y.least_weight == 0:  # far points without weight must not overflow
         reach = FAR * (span or 1.0)  # those with weight stay where they are
@@ -104,7 +104,10 @@ def checked_inputs(
 def positive(name: str, value: Any) -> float:
     """value as a float. ValueError unless it is a positive finite number."""
     is_scalar = isinstance(value, Real) or (isinstance(value, torch.Tensor | np.generic) and value.ndim == 0)
-    number = float(value) if is_scalar and not isinstance(value, bool) else math.nan
+    try:
+        number = float(value) if is_scalar and not isinstance(value, bool) else math.nan
+    except OverflowError:  # an int beyond float64's range
+        number = math.inf
     if not (math.isfinite(number) and number > 0):
         raise ValueError(f"{name} must be a positive finite number, got {value!r}")
     return number

@@ -64,9 +64,9 @@ def hvp(
     """The Hessian of OT_eps in (x, y, a, b) times (v_x, v_y, v_a, v_b), never storing an n x m array.
 
     v_x [n, d], v_y [m, d]: motions of the points. v_a [n], v_b [m]: changes of the weights, ignored where a weight is
-    zero, and otherwise of equal sums if the marginals are balanced. None is zero. A leading k on every direction given makes a
-    batch, whose k systems share each sweep. f [n], g [m]: converged potentials; away from convergence the product is
-    that of no function, and `marginal_residual` says how far. rho_x, rho_y: strength of a relaxed marginal,
+    zero, and otherwise of equal sums if the marginals are balanced. None is zero. A leading k on every direction given
+    makes a batch, whose k systems share each sweep. f [n], g [m]: converged potentials; away from convergence the
+    product is that of no function, and `marginal_residual` says how far. rho_x, rho_y: strength of a relaxed marginal,
     rho KL(P 1 | a); None is balanced. tol: on the relative residual of the linear systems; max_iterations of
     conjugate gradients. in_x, in_y: whether h_x and h_y are wanted; None otherwise, at no cost. Other arguments as of
     `Plan`.

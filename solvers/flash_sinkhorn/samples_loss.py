@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -139,14 +140,13 @@ class SamplesLoss(torch.nn.Module):
         """Settings as `transport` takes them. ValueError in the names of this class."""
         reach_x = self.reach if self.reach_x is None else self.reach_x
         reach_y = self.reach if self.reach_y is None else self.reach_y
-        for name, length in (("reach", self.reach), ("reach_x", reach_x), ("reach_y", reach_y)):
-            if length is not None:
-                positive(name, length)
+        if self.reach is not None:
+            _squared("reach", self.reach)
         return {
-            "eps": positive("blur", self.blur) ** 2,
+            "eps": _squared("blur", self.blur),
             "cost_scale": 0.5,
-            "rho_x": None if reach_x is None else float(reach_x) ** 2,
-            "rho_y": None if reach_y is None else float(reach_y) ** 2,
+            "rho_x": None if reach_x is None else _squared("reach_x", reach_x),
+            "rho_y": None if reach_y is None else _squared("reach_y", reach_y),
             "debias": self.debias,
             "tol": self.tol,
             "n_iterations": self.n_iterations,
@@ -181,6 +181,15 @@ class SamplesLoss(torch.nn.Module):
         if result.f_self is None or result.g_self is None:
             return f, g
         return f - result.f_self, g - result.g_self
+
+
+def _squared(name: str, length: Any) -> float:
+    """ValueError unless the length and its square are positive finite numbers."""
+    length = positive(name, length)
+    square = length * length
+    if not 0 < square < math.inf:
+        raise ValueError(f"{name} must be a length whose square is a float64 number, got {length:g}")
+    return square
 
 
 def _call(

@@ -66,6 +66,8 @@ def dual(a, b, result):
         ("eps", {"eps": "0.1"}),
         ("eps", {"eps": None}),
         ("eps", {"eps": 1e-300}),
+        ("eps", {"eps": 10**400}),
+        ("eps", {"x": torch.full((5, 2), 1e160, dtype=torch.float64)}),
         ("eps", {"x": torch.full((5, 2), 1e30)}),
         ("x", {"x": torch.zeros(5, 2).to_sparse()}),
         ("n_iterations", {"n_iterations": 2.5}),
