@@ -57,6 +57,8 @@ def lanczos_min_eigenvalue(
     A negative value says that (x, y) is no local minimum in x. Stored: n_steps vectors [n, d]. tol: stop when the
     residual is below tol times the largest eigenvalue found; solve_tol, max_iterations: of each product's linear
     system, as tol and max_iterations of `hvp`, which also states the other arguments and the errors.
+
+    Raises ValueError as well where f and g are so far from the problem's that a product overflows.
     """
     n_steps, tol, solve_tol = whole("n_steps", n_steps), positive("tol", tol), positive("solve_tol", solve_tol)
     max_iterations = whole("max_iterations", max_iterations)
@@ -78,6 +80,11 @@ def lanczos_min_eigenvalue(
         components = found @ image
         image = image - components @ found
         image = image - (found @ image) @ found  # once more: rounding of the first leaves what float32 leaves
+        if not bool(torch.isfinite(image).all()):
+            raise ValueError(
+                f"f and g are not potentials of this problem: marginal residual {hessian.marginal_residual:.1e}; "
+                "solve with the same clouds, eps and cost_scale"
+            )
         projected[step, step] = components[step].double().cpu()
         values, vectors = torch.linalg.eigh(projected[: step + 1, : step + 1])
         length = image.norm().item()

@@ -306,3 +306,5 @@ def test_a_product_that_is_worth_nothing_is_refused_or_said(device):
     assert hvp(x, y, None, None, f, g, v_a=uneven, eps=0.5, rho_x=1.0, rho_y=1.0).h_x is not None
     astray = hvp(x, y, None, None, f + 5.0, g, x, eps=0.5)
     assert astray.marginal_residual > 1 and not astray.converged
+    with pytest.raises(ValueError, match="not potentials of this problem"):
+        lanczos_min_eigenvalue(x, y, None, None, f + 1e5, g, eps=0.5)
