@@ -37,7 +37,6 @@ class Anderson:
         self.regularisation = LEAST_REGULARISATION
         self.best_dual, self.best_residual = -math.inf, math.inf
         self.extrapolated = False
-        self.n_rejected = 0
         self._forget()
 
     def _forget(self) -> None:
@@ -57,7 +56,6 @@ class Anderson:
             self._forget()
             self.regularisation = min(max(1000 * self.regularisation, FIRST_AFTER_REJECTION), LARGEST_REGULARISATION)
             self.extrapolated = False
-            self.n_rejected += 1
             return
         self.best_dual = max(self.best_dual, dual)
         self.best_residual = residual
