@@ -225,7 +225,7 @@ class TritonAverages(Averages[StoredCloud]):
             bound = (alpha.abs().amax() + beta.abs().amax() + factor * reach).float()
             bound = torch.where(bound > 0, bound, 1.0)
             motions = [direction.abs().amax() for direction, _, _ in moves if direction is not None]
-            largest = torch.stack(motions).amax().repeat(self.d)
+            largest = torch.stack(motions).amax().repeat(self.d) if motions else None
         stored = [
             None
             if direction is None
@@ -235,9 +235,9 @@ class TritonAverages(Averages[StoredCloud]):
             )
             for direction, own, _ in moves
         ]  # fmt: skip
-        scales = [values.column_scale[:1] * self.sweeps.unit for values in stored if values is not None]
-        alpha, beta = _padded(alpha / bound, rows.n_padded), _padded(beta / bound, cols.n_padded)
-        return alpha, beta, factor * scales[0] / bound, bound, stored[0], stored[1]
+        column_scale = next((values.column_scale[:1] for values in stored if values is not None), 1.0)  # of both
+        factor = factor * self.sweeps.unit * column_scale / bound
+        return _padded(alpha / bound, rows.n_padded), _padded(beta / bound, cols.n_padded), factor, bound, *stored
 
     def _centred(self, cloud: StoredCloud) -> torch.Tensor:
         """[n, d] about the centre of the stored points."""

@@ -1,6 +1,7 @@
 """Compile the kernels that carry values for sm_90 and print one JSON line a variant: resources and SASS.
 
-Arguments kernel:precision:d:k, kernel "mean", "own" (of the opposite points; k is d) or "moment" (both clouds moving).
+Arguments kernel:precision:d:k, kernel "mean", "own" (of the opposite points; k is d), "moment" (both clouds moving) or
+"still" (neither).
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ INTEGERS = {"settled", "n_padded", "stride_moment", "n_tiles", "tiles_per_split"
 FLOATS = {"scale"}
 
 
-def compile_variant(kernel, precision: Precision, d: int, k: int, tile: ValueTile, own: bool = False):
+def compile_variant(
+    kernel, precision: Precision, d: int, k: int, tile: ValueTile, *, own: bool = False, moving: bool = True
+):
     direct = d <= LARGEST_DIRECT_DIMENSION
     split = precision.splits_y and not direct
     constants = {
@@ -30,7 +33,7 @@ def compile_variant(kernel, precision: Precision, d: int, k: int, tile: ValueTil
         "DIRECT": direct, "ROWS_SPLIT": precision.splits_x and not direct, "COLS_SPLIT": split,
         "STAGES": tile.pairs.stages, "K": tile.stored_columns(k), "BK": tile.columns,
         "VALUES_SPLIT": tile.dot and precision is not Precision.FAST, "DOT": tile.dot,
-        "OWN": own, "ROWS_MOVE": True, "COLS_MOVE": True, "WITH_POINTS": True,
+        "OWN": own, "ROWS_MOVE": moving, "COLS_MOVE": moving, "WITH_POINTS": True,
     }  # fmt: skip
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     constants |= dict.fromkeys(("stride_row", "stride_col") if direct else ("stride_row_d", "stride_col_d"), 1)
@@ -66,6 +69,8 @@ if __name__ == "__main__":
             kernel, tile = mean_kernel, value_tile(Precision(precision), int(d), int(k))
         else:
             kernel, tile = moment_kernel, moment_tile(int(d))
-        compiled = compile_variant(kernel, Precision(precision), int(d), int(k), tile, own=name == "own")
+        compiled = compile_variant(
+            kernel, Precision(precision), int(d), int(k), tile, own=name == "own", moving=name != "still"
+        )
         found = {"variant": argument, "shared_bytes": compiled.metadata.shared, **inspect(compiled.asm["cubin"])}
         print(json.dumps(found), flush=True)

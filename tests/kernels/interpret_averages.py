@@ -59,7 +59,8 @@ def case(n, m, d, precision, eps, offset, k):
     errors["points first"] = relative(averages.point_means(), p @ centred)
     averages.set_potentials(f, g, eps)
     errors["sums swept"] = (averages.log2_sums() - sums).abs().amax().item()
-    for name, motion in {"v": Motion(v, None), "w": Motion(None, w), "both": Motion(v, w)}.items():
+    motions = {"v": Motion(v, None), "w": Motion(None, w), "both": Motion(v, w), "none": Motion(None, None)}
+    for name, motion in motions.items():
         move = torch.zeros(n, m, d, dtype=torch.float64)
         move += 0.0 if motion.v is None else v.double()[:, None]
         move -= 0.0 if motion.w is None else w.double()[None]
@@ -68,7 +69,8 @@ def case(n, m, d, precision, eps, offset, k):
         means, moments = averages.moments(alpha, beta, motion)
         errors[f"moment {name}"] = relative(means, (p * q).sum(1))
         errors[f"moments {name}"] = relative(moments, (p * q) @ centred)
-        errors[f"cost change {name}"] = relative(averages.cost_change_means(motion), (p * change).sum(1))
+        if name != "none":
+            errors[f"cost change {name}"] = relative(averages.cost_change_means(motion), (p * change).sum(1))
     (p_t,) = (
         torch.softmax(
             (f[:, None] + g - 0.7 * (x.double()[:, None] - y.double()[None]).square().sum(-1)) / eps + a.log()[:, None],
