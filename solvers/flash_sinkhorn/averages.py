@@ -10,7 +10,7 @@ import torch
 
 from .checks import Inputs
 from .sweeps import Cloud, Sweeps
-from .tiles import LARGEST_DIRECT_DIMENSION, LOG2_E
+from .tiles import LOG2_E
 
 C = TypeVar("C", bound=Cloud)
 
@@ -40,7 +40,7 @@ class Averages(ABC, Generic[C]):
         self.inputs = inputs
         self.cost_scale = cost_scale
         self.sweeps = sweeps
-        self.centre = _centre(inputs)
+        self.centre = inputs.centre  # values are taken about it: a common offset cancels no digits
         self.n_passes = 0  # sweeps over all pairs so far
         self._log2_sums: dict[bool, torch.Tensor] = {}
         self._settled: dict[bool, C] = {}
@@ -129,13 +129,3 @@ class Averages(ABC, Generic[C]):
         self, rows: C, cols: C, alpha: torch.Tensor, beta: torch.Tensor, motion: Motion, *, with_points: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As `moments`, of settled rows; the second only with_points."""
-
-
-def _centre(inputs: Inputs) -> torch.Tensor:
-    """[d], float64 of the points' precision: values are taken about it, so that a common offset cancels no digits.
-
-    Clouds stored for direct differences of float32 points are about zero.
-    """
-    if inputs.x.shape[1] > LARGEST_DIRECT_DIMENSION or inputs.x.dtype is torch.float64:
-        return inputs.centre
-    return (inputs.a @ inputs.x.double() / inputs.a.sum()).float().double()

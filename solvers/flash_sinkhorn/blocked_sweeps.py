@@ -38,8 +38,9 @@ class BlockedSweeps(Sweeps[BlockedCloud]):
         self.cost_scale = cost_scale
         self.direct = inputs.x.shape[1] <= LARGEST_DIRECT_DIMENSION
         self.scale = 0.0
-        self.x = self._store(inputs.x, inputs.a, inputs.centre)
-        self.y = self._store(inputs.y, inputs.b, inputs.centre)
+        centre = inputs.direct_centre if self.direct else inputs.centre
+        self.x = self._store(inputs.x, inputs.a, centre)
+        self.y = self._store(inputs.y, inputs.b, centre)
 
     def _store(self, points: torch.Tensor, weight: torch.Tensor, centre: torch.Tensor) -> BlockedCloud:
         dtype = points.dtype
@@ -50,7 +51,7 @@ class BlockedSweeps(Sweeps[BlockedCloud]):
             n=n,
             potential=torch.zeros_like(weight),
             used=torch.zeros_like(weight),
-            residuals=torch.zeros(1, dtype=torch.float64),
+            residual=torch.zeros(1, dtype=torch.float64),
             points=centred.T.contiguous() if self.direct else centred,
             half_square=square,
             weight=weight,
@@ -102,7 +103,7 @@ class BlockedSweeps(Sweeps[BlockedCloud]):
         rows.guarded = False
         self._derive_biases(rows)
         deviation = torch.expm1(excess / LOG2_E).abs()
-        rows.residuals.fill_((rows.weight * deviation)[rows.weight > 0].sum())
+        rows.residual.fill_((rows.weight * deviation)[rows.weight > 0].sum())
 
     def take_potential(self, cloud: BlockedCloud, potential: torch.Tensor) -> None:
         cloud.potential.copy_(potential)

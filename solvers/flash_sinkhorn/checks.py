@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from .survey import survey
-from .tiles import LARGEST_DIRECT_DIMENSION
 
 LARGEST_EXPONENT = 1e34  # cost / eps in float32, with room for the sums and products that form it
 FAR = 1e3  # spans: a point without weight is moved no further than this from the others
@@ -25,8 +24,8 @@ class Inputs:
 
     Balanced weights have sums of one, and mass is what they were divided by; with a relaxed marginal they are as given
     and mass is one. mass_x, mass_y: the sums of a and b as they are here.
-    centre [d], float64: where coordinates are moved to before any squaring. Direct differences of float32 points need
-    no move and get a zero. unit: a power of two; centred coordinates over it are at most 2^9, which fp16 holds well.
+    centre [d], float64: where coordinates are moved to before any squaring. unit: a power of two; centred coordinates
+    over it are at most 2^9, which fp16 holds well.
     """
 
     x: torch.Tensor
@@ -38,6 +37,11 @@ class Inputs:
     mass: float
     mass_x: float
     mass_y: float
+
+    @property
+    def direct_centre(self) -> torch.Tensor:
+        """`centre` of direct differences: float32 points need no move, float64 ones only before they are rounded."""
+        return torch.zeros_like(self.centre) if self.x.dtype is torch.float32 else self.centre
 
 
 def checked_inputs(
@@ -92,11 +96,9 @@ def checked_inputs(
     if of_x.least_weight == 0 or of_y.least_weight == 0:  # far points without weight must not overflow
         reach = FAR * (span or 1.0)  # those with weight stay where they are
         x, y = x.clamp(low - reach, high + reach), y.clamp(low - reach, high + reach)
-    if x.shape[1] <= LARGEST_DIRECT_DIMENSION and dtype is torch.float32:
-        centre = torch.zeros(x.shape[1], dtype=torch.float64, device=x.device)
-    else:  # by mass: points without any must not matter
-        centre = found_x.weighted_sum / (2 * of_x.mass) + found_y.weighted_sum / (2 * of_y.mass)
-        centre = centre.to(dtype).double()  # so that points of that type move there without a digit lost
+    # By mass: points without any must not matter.
+    centre = found_x.weighted_sum / (2 * of_x.mass) + found_y.weighted_sum / (2 * of_y.mass)
+    centre = centre.to(dtype).double()  # so that points of that type move there without a digit lost
     unit = 2.0 ** (math.ceil(math.log2(span)) - 9) if span > 0 else 1.0
     return Inputs(x, y, a, b, centre, unit, mass, mass_x, mass_y)
 

@@ -235,9 +235,9 @@ class TritonAverages(Averages[StoredCloud]):
             )
             for direction, own, _ in moves
         ]  # fmt: skip
-        column_scale = next((values.column_scale[:1] for values in stored if values is not None), torch.ones_like(bound))
+        scale = next((values.column_scale[:1] for values in stored if values is not None), torch.ones_like(bound))
         alpha, beta = _padded(alpha / bound, rows.n_padded), _padded(beta / bound, cols.n_padded)
-        return alpha, beta, factor * self.sweeps.unit * column_scale / bound, bound, stored[0], stored[1]
+        return alpha, beta, factor * self.sweeps.unit * scale / bound, bound, stored[0], stored[1]
 
     def _centred(self, cloud: StoredCloud) -> torch.Tensor:
         """[n, d] about the centre of the stored points."""

@@ -79,8 +79,9 @@ class TritonSweeps(Sweeps[StoredCloud]):
         x_parts, y_parts = (1, 1) if self.direct else (1 + precision.splits_x, 1 + precision.splits_y)
         blocks = max(n_padded, m_padded) // self.tile.rows
         self.arrivals = torch.zeros(blocks + 1, dtype=torch.int32, device=inputs.x.device)
-        self.x = self._store(inputs.x, inputs.a, inputs.centre, x_parts, self._splits(n_padded, m_padded, slots))
-        self.y = self._store(inputs.y, inputs.b, inputs.centre, y_parts, self._splits(m_padded, n_padded, slots))
+        centre = inputs.direct_centre if self.direct else inputs.centre
+        self.x = self._store(inputs.x, inputs.a, centre, x_parts, self._splits(n_padded, m_padded, slots))
+        self.y = self._store(inputs.y, inputs.b, centre, y_parts, self._splits(m_padded, n_padded, slots))
 
     def _splits(self, n_padded: int, m_padded: int, slots: int) -> int:
         return column_splits(n_padded // self.tile.rows, m_padded // self.tile.cols, slots)
@@ -108,7 +109,7 @@ class TritonSweeps(Sweeps[StoredCloud]):
             lo=torch.empty_like(hi) if parts == 2 else hi,
             split=parts == 2,
             statistics=statistics,
-            residuals=statistics[RESIDUAL.value :],
+            residual=statistics[RESIDUAL.value :],
             block_statistics=torch.empty(3, n_padded // self.tile.rows, dtype=torch.float64, device=device),
             partial=torch.empty(splits, n_padded, dtype=torch.float32, device=device),
             strides=(1, n_padded) if self.direct else (d_stored, 1),
