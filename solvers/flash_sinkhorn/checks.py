@@ -97,7 +97,7 @@ def checked_inputs(
         reach = FAR * (span or 1.0)  # those with weight stay where they are
         x, y = x.clamp(low - reach, high + reach), y.clamp(low - reach, high + reach)
     # By mass: points without any must not matter.
-    centre = found_x.weighted_sum / (2 * of_x.mass) + found_y.weighted_sum / (2 * of_y.mass)
+    centre = torch.add(found_x.weighted_sum * (0.5 / of_x.mass), found_y.weighted_sum, alpha=0.5 / of_y.mass)
     centre = centre.to(dtype).double()  # so that points of that type move there without a digit lost
     unit = 2.0 ** (math.ceil(math.log2(span)) - 9) if span > 0 else 1.0
     return Inputs(x, y, a, b, centre, unit, mass, mass_x, mass_y)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from .acceleration import Anderson
 from .blocked_sweeps import BlockedSweeps
 from .checks import Inputs
 from .sweeps import Sweeps
-from .tiles import Precision
+from .tiles import LOG2_E, Precision
 
 CHEAP_PAIRS = 1 << 28  # below this a sweep is shorter than reading its residual back, so read it less often
 
@@ -164,6 +165,13 @@ class Loop:
         if self.method.updates is Updates.ALTERNATING:
             return of_y[None]
         return torch.maximum(of_y, self.sweeps.x.residuals.sum() / self.inputs.mass_x)[None]
+
+    def potentials(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """f [n] and g [m] as they are now, float64, for the weights as given."""
+        assert self.eps is not None
+        unit, mass = self.eps / LOG2_E, self.eps * math.log(self.inputs.mass) / 2  # sweeps see weights over their mass
+        x, y = self.sweeps.x, self.sweeps.y
+        return x.potential[: x.n] * unit - mass, y.potential[: y.n] * unit - mass
 
     def _record(self, residual: float) -> None:
         assert self.eps is not None

@@ -10,8 +10,9 @@ import torch
 
 from .checks import checked_inputs, member, positive, whole
 from .loop import Check, Limits, Loop, Method, Updates
+from .replay import Schedule, potentials_after
 from .start import iterate_from_best_start, squared_diameter
-from .tiles import LOG2_E, Precision
+from .tiles import Precision
 
 
 @dataclass(frozen=True)
@@ -104,43 +105,30 @@ def solve(
     balanced = rho_x is None and rho_y is None
     inputs = checked_inputs(x, y, a, b, eps=eps, cost_scale=cost_scale, balanced=balanced)
     method = Method(cost_scale, rho_x, rho_y, updates, acceleration)
-    loop = Loop(inputs, method, precision, started)
-    if annealing is not None:
-        for larger in _epsilons(squared_diameter(inputs, cost_scale), eps, annealing):
-            loop.set_epsilon(larger)
-            loop.iterate()
+    levels = [] if annealing is None else _epsilons(squared_diameter(inputs, cost_scale), eps, annealing)
     if n_iterations is not None:
-        loop.set_epsilon(eps)
-        for _ in range(n_iterations):
-            loop.iterate()
+        levels += [eps] * n_iterations
+        f, g = potentials_after(Schedule(tuple(levels), method, precision), inputs)
+        return Result(f, g, eps, cost_scale, precision, len(levels), 2.0 * len(levels), None, None, ())
+    assert tol is not None
+    loop = Loop(inputs, method, precision, started)
+    for larger in levels:
+        loop.set_epsilon(larger)
+        loop.iterate()
+    limits = Limits(max_iterations, None if max_seconds is None else started + max_seconds)
+    if acceleration and annealing is None and updates is Updates.ALTERNATING:
+        iterate_from_best_start(loop, eps, tol, limits)
     else:
-        assert tol is not None
-        limits = Limits(max_iterations, None if max_seconds is None else started + max_seconds)
-        if acceleration and annealing is None and updates is Updates.ALTERNATING:
-            iterate_from_best_start(loop, eps, tol, limits)
-        else:
-            loop.set_epsilon(eps)
-            loop.iterate_to(tol, limits)
-        if loop.sweeps.rounded:
-            loop.make_exact()
-            loop.iterate_to(tol, limits)
-    return _result(loop, eps, tol)
-
-
-def _result(loop: Loop, eps: float, tol: float | None) -> Result:
-    x, y = loop.sweeps.x, loop.sweeps.y
-    mass = eps * math.log(loop.inputs.mass) / 2  # the sweeps saw weights over their mass
+        loop.set_epsilon(eps)
+        loop.iterate_to(tol, limits)
+    if loop.sweeps.rounded:
+        loop.make_exact()
+        loop.iterate_to(tol, limits)
+    f, g = loop.potentials()
+    residual = loop.residual
+    converged = residual is not None and residual <= tol
     return Result(
-        f=x.potential[: x.n] * (eps / LOG2_E) - mass,
-        g=y.potential[: y.n] * (eps / LOG2_E) - mass,
-        eps=eps,
-        cost_scale=loop.method.cost_scale,
-        precision=loop.precision,
-        n_iterations=loop.n_iterations,
-        n_passes=loop.n_passes,
-        residual=loop.residual,
-        converged=None if tol is None or loop.residual is None else loop.residual <= tol,
-        trace=tuple(loop.trace),
+        f, g, eps, cost_scale, loop.precision, loop.n_iterations, loop.n_passes, residual, converged, tuple(loop.trace)
     )
 
 

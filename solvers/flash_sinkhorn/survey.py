@@ -31,17 +31,17 @@ class Survey:
 def survey(x: torch.Tensor, a: torch.Tensor, y: torch.Tensor, b: torch.Tensor) -> tuple[Survey, Survey]:
     """x [n, d], y [m, d] float32 or float64; a [n], b [m] float64; all on one device."""
     if x.device.type == "cpu":
-        found = [_summarise(x, a), _summarise(y, b)]
+        numbers, sums = (torch.stack(of_both) for of_both in zip(_summarise(x, a), _summarise(y, b), strict=True))
     else:
         from .triton_survey import summarise  # Triton is there only where a GPU is
 
-        found = summarise(((x, a), (y, b)))
-    of_x, of_y = torch.stack([numbers for numbers, _ in found]).tolist()
-    return Survey(Summary(*of_x), found[0][1]), Survey(Summary(*of_y), found[1][1])
+        numbers, sums = summarise(x, a, y, b)
+    of_x, of_y = numbers.tolist()
+    return Survey(Summary(*of_x), sums[0]), Survey(Summary(*of_y), sums[1])
 
 
 def _summarise(points: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Summary as a tensor [6], and the weighted sum."""
+    """Summary as a tensor [6], and the weighted sum [d]; float64."""
     numbers = points.new_empty(6, dtype=torch.float64)
     numbers[0] = (~torch.isfinite(points)).sum()
     numbers[1] = (~torch.isfinite(weight)).sum()

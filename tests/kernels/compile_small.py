@@ -15,14 +15,16 @@ from solvers.flash_sinkhorn.triton_mixing import POINTS, mix_kernel, record_kern
 from solvers.flash_sinkhorn.triton_survey import COORDINATES, ROWS, survey_kernel
 
 INTEGERS = {"n", "m", "n_padded", "n_splits", "blocks_x", "slot", "stride_point", "stride_stored"}
+INTEGERS |= {"x_stride", "y_stride"}
 FLOATS = {"scale", "ratio", "relaxation", "undamped", "inverse_unit", "x_eps_over_rho", "y_eps_over_rho"}
 FLOATS |= {f"c_{k}" for k in range(MEMORY)}
 POINTERS = {"arrivals": "*i32"} | dict.fromkeys(("points", "row_bias", "col_bias", "partial_log2_sums"), "*fp32")
+POINTERS |= dict.fromkeys(("x", "y"), "*fp32")
 POINTERS |= dict.fromkeys(("hi", "lo"), "*fp16")  # all others: *fp64
 
 VARIANTS = [
-    (survey_kernel, {"stride_coordinate": 1, "D": 3, "BM": ROWS, "BD": 4}),
-    (survey_kernel, {"stride_coordinate": 1, "D": 1000, "BM": ROWS, "BD": COORDINATES}),
+    (survey_kernel, {"x_stride_coordinate": 1, "y_stride_coordinate": 1, "D": 3, "BM": ROWS, "BD": 4}),
+    (survey_kernel, {"x_stride_coordinate": 1, "y_stride_coordinate": 1, "D": 1000, "BM": ROWS, "BD": COORDINATES}),
     (prepare_kernel, {"stride_coordinate": 1, "stride_stored_coordinate": 1, "D": 60, "D_STORED": 64, "BM": 32,
                       "BD": 64, "SPLIT": True, "DIRECT": False}),
     (rescale_kernel, {"ROWS": 256}),

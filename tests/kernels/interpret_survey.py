@@ -21,14 +21,17 @@ def run(n, d, dtype):
         weight[n // 2], points[n // 2] = 0.0, 1e6  # no weight: must not stretch the range
     wrong_points, wrong_weight = points.clone(), weight.clone()
     wrong_points[0, -1], wrong_points[-1, 0], wrong_weight[-1] = math.nan, -math.inf, math.inf
-    got, got_sum = summarise([(points, weight)])[0]
+    (got, wrong), (got_sum, _) = summarise(points, weight, wrong_points, wrong_weight)
     want, want_sum = _summarise(points, weight)
-    counts = summarise([(wrong_points, wrong_weight)])[0][0][:2]
+    some = slice(n // 2 + 1)
+    (_, fewer), _ = summarise(points, weight, points[some], weight[some])
+    want_fewer, _ = _summarise(points[some], weight[some])
     expected = (~torch.isfinite(wrong_points)).sum()
     return {
         "summary": ((got - want).abs() / want.abs().clamp(min=1.0)).max().item(),
+        "fewer": ((fewer - want_fewer).abs() / want_fewer.abs().clamp(min=1.0)).max().item(),
         "sum": ((got_sum - want_sum).abs() / points.double().abs().T.mv(weight)).max().item(),
-        "counts": counts.tolist() == [expected.item(), 1.0],
+        "counts": wrong[:2].tolist() == [expected.item(), 1.0],
     }
 
 
