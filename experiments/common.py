@@ -1,13 +1,15 @@
-"""What several reports share: precision groups, notes that must stand under a table, and figures by device."""
+"""What several reports share: precision groups, ratios, and notes that must stand under a table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import pandas as pd
 
+from fsbench.records import Status
 from fsbench.report import figures
 from fsbench.report.analysis import MEMORY
+from fsbench.report.style import MISSING, status_word
 from fsbench.report.tables import Entry, significant, unmeasured
 
 PUBLISHED = "published (A100)"
@@ -33,6 +35,28 @@ def memory_notes(df: pd.DataFrame, columns: Iterable[str]) -> list[str]:
     """What each of these memory columns counts, and why some hold nothing."""
     counts = [f"Peak memory, {figures.MEMORY_NAMES[name]}: {MEMORY[name]}." for name in columns]
     return [*counts, *unmeasured(df, columns)]
+
+
+def ratio_entry(ratio: float | None, theirs: pd.Series | None, ours: pd.Series | None) -> Entry:
+    """A speed-up, or how the run that is missing for it ended: the other solver's first, then as "ours OOM"."""
+    if ratio is not None and not pd.isna(ratio):
+        return float(ratio)
+    if theirs is not None and theirs["status"] != Status.OK:
+        return status_word(theirs)
+    return f"ours {status_word(ours)}" if ours is not None and ours["status"] != Status.OK else MISSING
+
+
+def crossed_note(df: pd.DataFrame, ratios: Mapping[tuple[str, str], pd.Series]) -> list[str]:
+    """A note on how many ratios, by (ours, other) and group_id, are not of one run; none if all are."""
+    runs = {(record["group_id"], record["solver"]): record["run_id"] for _, record in df.iterrows()}
+    crossed = sum(
+        runs[group, ours] != runs[group, other]
+        for (ours, other), column in ratios.items()
+        for group in column.dropna().index
+    )
+    if not crossed:
+        return []
+    return [f"{crossed} of these ratios are between runs taken at different times, the rest within one run."]
 
 
 NO_GPU = "not measured (no GPU)"

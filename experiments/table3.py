@@ -11,12 +11,21 @@ from pathlib import Path
 
 import pandas as pd
 
-from experiments.common import FP32, PUBLISHED, TEN_BIT, memory_notes, precision, throughput_note
+from experiments.common import (
+    FP32,
+    PUBLISHED,
+    TEN_BIT,
+    crossed_note,
+    memory_notes,
+    precision,
+    ratio_entry,
+    throughput_note,
+)
 from fsbench.api import Task
 from fsbench.records import Status
 from fsbench.report import figures
 from fsbench.report.analysis import TIME, by_device, geometric_means, memory_columns, speedups
-from fsbench.report.style import MISSING, count_text, label, number_text, status_word, styles
+from fsbench.report.style import count_text, label, number_text, styles
 from fsbench.report.tables import Column, Entry, Table, Unit, entry, legend, write
 
 OURS = {FP32: ["flash_sinkhorn"], TEN_BIT: ["flash_sinkhorn_fast", "flash_sinkhorn_mixed"]}
@@ -109,7 +118,8 @@ def _speedups(cells: pd.DataFrame, task: Task, grade: str, device: str) -> Table
     for _, group in groups.iterrows():
         key = group["group_id"]
         measured = [
-            _ratio(ratios, key, pair, records.get((key, pair[1])), records.get((key, pair[0]))) for pair in pairs
+            ratio_entry(ratios[pair].get(key), records.get((key, pair[1])), records.get((key, pair[0])))
+            for pair in pairs
         ]
         theirs = PUBLISHED_SPEEDUPS[task].get((group["n"], group["d"]), (None,) * len(PUBLISHED_AGAINST))
         rows.append([float(group["d"]), float(group["n"]), *measured, *(theirs if published else ())])
@@ -125,13 +135,7 @@ def _speedups(cells: pd.DataFrame, task: Task, grade: str, device: str) -> Table
         " column, so that means of columns with different counts do not compare.",
         throughput_note(cells),
     ]
-    crossed = sum(
-        records[key, ours]["run_id"] != records[key, other]["run_id"]
-        for ours, other in pairs
-        for key in ratios.index[ratios[ours, other].notna()]
-    )
-    if crossed:
-        notes.append(f"{crossed} of these ratios are between runs taken at different times, the rest within one run.")
+    notes += crossed_note(cells, {pair: ratios[pair] for pair in pairs})
     if published:
         notes.append(
             f"Columns marked {PUBLISHED} are the FlashSinkhorn paper's, TF32 products against FP32 baselines on an"
@@ -139,14 +143,3 @@ def _speedups(cells: pd.DataFrame, task: Task, grade: str, device: str) -> Table
         )
     title = f"{_NAMES[task]}, {grade}: speed-ups on {device}"
     return Table(title, columns, rows, [*notes, *legend(rows)], key_columns=2)
-
-
-def _ratio(
-    ratios: pd.DataFrame, group: str, pair: tuple[str, str], theirs: pd.Series | None, ours: pd.Series | None
-) -> Entry:
-    ratio = ratios[pair].get(group)
-    if ratio is not None and not pd.isna(ratio):
-        return float(ratio)
-    if theirs is not None and theirs["status"] != Status.OK:
-        return status_word(theirs)
-    return f"ours {status_word(ours)}" if ours is not None and ours["status"] != Status.OK else MISSING
