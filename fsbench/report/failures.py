@@ -11,9 +11,10 @@ from matplotlib.transforms import ScaledTranslation, Transform
 
 from fsbench.records import Status
 from fsbench.report.analysis import counted
-from fsbench.report.style import WORDS, SolverStyle, status_word, styles
+from fsbench.report.style import LATE, WORDS, SolverStyle, reason_word, status_word, styles
 
-LINES = len(WORDS)  # of the highest strip
+_WORDS = (*WORDS.values(), LATE)  # from top to bottom
+LINES = len(_WORDS)  # of the highest strip
 _LINE = 9.0  # height of one, in points
 _FONT = 6.5
 _SHARED = "#444444"  # a mark that stands for several solvers
@@ -32,7 +33,7 @@ def mark_failures(axes: Sequence[Axes], parts: Sequence[pd.DataFrame], *, x: str
     if not deepest:
         return
     shared = deepest > LINES
-    words = [status for status in WORDS if any((part["status"] == status).any() for part in cells)]
+    words = [word for word in _WORDS if any((part["word"] == word).any() for part in cells)]
     depth = len(words) if shared else deepest
     for ax, part in zip(axes, cells, strict=True):
         if shared:
@@ -43,11 +44,12 @@ def mark_failures(axes: Sequence[Axes], parts: Sequence[pd.DataFrame], *, x: str
 
 
 def _failed(part: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
-    """One failed cell for each solver and size; a solver that supports none of its cells is left to the legend."""
+    """One failed cell for each solver and size, with its `word`; a solver that supports nothing is in the legend."""
     known = part[part["status"].notna() & (part[x] > 0)]
     nowhere = known.groupby("solver")["status"].agg(lambda found: (found == Status.UNSUPPORTED).all())
     lost = known.drop(index=counted(known, y).index)
-    return lost[~lost["solver"].isin(nowhere.index[nowhere.astype(bool)])].drop_duplicates(["solver", x])
+    lost = lost[~lost["solver"].isin(nowhere.index[nowhere.astype(bool)])].drop_duplicates(["solver", x])
+    return lost.assign(word=[reason_word(cell) for _, cell in lost.iterrows()])
 
 
 def _crosses(ax: Axes, part: pd.DataFrame, x: str, look: dict[str, SolverStyle]) -> None:
@@ -62,12 +64,12 @@ def _crosses(ax: Axes, part: pd.DataFrame, x: str, look: dict[str, SolverStyle])
                 _write(ax, status_word(cell), (cell[x], 1), place, (-5, 0), "right", style.colour)
 
 
-def _counts(ax: Axes, part: pd.DataFrame, x: str, words: list[Status]) -> None:
-    for line, status in enumerate(words):
+def _counts(ax: Axes, part: pd.DataFrame, x: str, words: list[str]) -> None:
+    for line, word in enumerate(words):
         place = _place(ax, line)
         beside = ax.transAxes + _lift(ax, line)
-        _write(ax, WORDS[status], (0, 1), beside, (-4, 0), "right", _SHARED)
-        for size, cells in part[part["status"] == status].groupby(x):
+        _write(ax, word, (0, 1), beside, (-4, 0), "right", _SHARED)
+        for size, cells in part[part["word"] == word].groupby(x):
             _write(ax, f"{len(cells)}×", (size, 1), place, (0, 0), "center", _SHARED)
 
 

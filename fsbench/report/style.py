@@ -13,6 +13,7 @@ from fsbench.records import Status
 
 MISSING = "–"
 INFERRED = "†"
+LATE = "late"
 WORDS = {
     Status.OOM: "OOM",
     Status.TIMEOUT: "OOT",
@@ -26,6 +27,7 @@ MEANINGS = {
     "n/s": "not supported by this solver",
     "err": "error",
     "n/c": "residual target not reached",
+    LATE: "residual target reached, but after max_seconds",
     INFERRED: "inferred: a smaller size of the series already ended so",
     MISSING: "no measurement",
 }
@@ -86,10 +88,19 @@ def label(solver: str) -> str:
 
 
 def status_word(record: pd.Series) -> str:
-    """What stands in a cell without a number: OOM, OOT, n/s, err or n/c, with a dagger if inferred."""
-    if pd.isna(record["status"]) or record["status"] == Status.OK:
+    """What stands in a cell without a number: OOM, OOT, n/s, err, n/c or late, with a dagger if inferred."""
+    return reason_word(record) + (INFERRED if isinstance(record["inferred_from"], str) else "")
+
+
+def reason_word(record: pd.Series) -> str:
+    """`status_word` without the dagger."""
+    status = record["status"]
+    if pd.isna(status) or status == Status.OK:
         return MISSING
-    return WORDS[Status(record["status"])] + (INFERRED if isinstance(record["inferred_from"], str) else "")
+    reached = record["residual_reached"]
+    if status == Status.NOT_CONVERGED and pd.notna(reached) and bool(reached):
+        return LATE
+    return WORDS[Status(status)]
 
 
 def count_text(count: float) -> str:

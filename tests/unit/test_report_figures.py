@@ -113,6 +113,14 @@ def test_many_failing_solvers_share_a_mark_with_their_number():
     assert {word for word, size in shown if size == 0} == {"OOM", "OOT", "err", "n/s"}
 
 
+def test_a_late_cell_is_marked_as_such_alone_and_among_many():
+    late = {"mode": "to_residual", "tol": 1e-2, "status": Status.NOT_CONVERGED, "residual_reached": True}
+    rows = [*grid(["keops"], mode="to_residual", tol=1e-2), record("pot", n=2000, **late)]
+    assert words(figures.scaling(frame(rows), x="n", y=TIME, title="t")) == [("late", 2000)]
+    rows += [record(f"solver{i}", n=2000, **late) for i in range(9)]
+    assert words(figures.scaling(frame(rows), x="n", y=TIME, title="t")) == [("10×", 2000), ("late", 0)]
+
+
 def test_memory_of_a_cell_that_did_not_converge_is_drawn():
     mode = {"mode": "to_residual", "tol": 1e-2}
     rows = [record("keops", n=n, status=Status.NOT_CONVERGED, **mode) for n in SIZES]

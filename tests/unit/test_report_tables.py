@@ -108,6 +108,17 @@ def test_failures_stand_in_their_place_and_are_explained(status, word, inferred)
     assert any(f"{word} " in note and ("†" in note) == inferred for note in table.notes)
 
 
+def test_a_target_reached_too_late_is_not_called_missed():
+    mode = {"mode": "to_residual", "tol": 1e-2}
+    late = {"status": Status.NOT_CONVERGED, "residual_l1": 0.004, "residual_reached": True}
+    rows = [record("keops", **mode), record("pot", **late, **mode)]
+    table = summary(frame(rows))[0]
+    assert markdown_rows(table)[2] == ["1000", "10.0", "late"]
+    assert "late residual target reached, but after max_seconds." in table.notes
+    both = summary(frame([*rows, record("toy", status=Status.NOT_CONVERGED, **mode)]))[0]
+    assert both.notes == ["n/c residual target not reached; late residual target reached, but after max_seconds."]
+
+
 def test_memory_of_a_cell_that_did_not_converge_is_a_number():
     mode = {"mode": "to_residual", "tol": 1e-2}
     rows = [record("keops", status=Status.NOT_CONVERGED, **mode), record("pot", status=Status.OOM, **mode)]
