@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from rich.text import Text
 
-from fsbench import compose
+from fsbench import compose, records
 from fsbench.compose import ConfigError, nearest
 from fsbench.find_report import report_function, report_name
 from fsbench.progress import RunProgress, describe, failures, make_console, summary
@@ -57,7 +57,7 @@ def run(arguments: Sequence[str]) -> int:
         console.print(Text(line), soft_wrap=True)
     if options.dry_run:
         for cell in plan.cells:
-            console.print(Text(f"{cell.cell_id}  {describe(vars(cell))}"), soft_wrap=True)
+            console.print(Text(f"{cell.cell_id}  {describe(records.describe(cell))}"), soft_wrap=True)
         return 0
     if plan.launcher["kind"] == "slurm":
         from fsbench.launcher import run_shards

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from fsbench.api import Cell
+from fsbench.api import Cell, FixedIterations
 from fsbench.records import Record, Status
 
 _FAILED = (Status.OOM, Status.TIMEOUT, Status.UNSUPPORTED, Status.ERROR)
@@ -86,7 +86,8 @@ class RunProgress:
 def describe(record: Record) -> str:
     """A cell in a few words."""
     m = "" if record["m"] == record["n"] else f" m={record['m']}"
-    return f"{record['solver']} {record['problem']} n={record['n']}{m} d={record['d']} eps={record['eps']:g}"
+    tol = "" if record.get("tol") is None else f" tol={record['tol']:g}"
+    return f"{record['solver']} {record['problem']} n={record['n']}{m} d={record['d']} eps={record['eps']:g}{tol}"
 
 
 def summary(rows: Iterable[tuple[Cell, Record | None]]) -> Table:
@@ -98,6 +99,7 @@ def summary(rows: Iterable[tuple[Cell, Record | None]]) -> Table:
         "seed": len({cell.seed for cell, _ in rows}) > 1,
         "m": any(cell.m != cell.n for cell, _ in rows),
         "dtype": len({cell.dtype for cell, _ in rows}) > 1,
+        "budget": len({_budget_words(cell) for cell, _ in rows}) > 1,
     }
     table.add_column("solver", overflow="fold")
     if shown["problem"]:
@@ -107,6 +109,8 @@ def summary(rows: Iterable[tuple[Cell, Record | None]]) -> Table:
             table.add_column(name, justify="right", no_wrap=True)
     if shown["dtype"]:
         table.add_column("dtype", no_wrap=True)
+    if shown["budget"]:
+        table.add_column("budget", no_wrap=True)
     for name in ("time", "passes", "residual", "memory"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("status", no_wrap=True)
@@ -116,6 +120,7 @@ def summary(rows: Iterable[tuple[Cell, Record | None]]) -> Table:
         what += [f"{getattr(cell, k):g}" if k == "eps" else str(getattr(cell, k))
                  for k in ("n", "m", "d", "eps", "seed") if shown.get(k, True)]  # fmt: skip
         what += [cell.dtype] if shown["dtype"] else []
+        what += [_budget_words(cell)] if shown["budget"] else []
         got: Record = record or {}
         status = str(got.get("status", "not run")) + (" (inferred)" if got.get("inferred_from") else "")
         numbers = [
@@ -126,6 +131,11 @@ def summary(rows: Iterable[tuple[Cell, Record | None]]) -> Table:
         ]
         table.add_row(*what, *numbers, status, style="red" if status.startswith("error") else "")
     return table
+
+
+def _budget_words(cell: Cell) -> str:
+    budget = cell.budget
+    return f"{budget.iterations} iterations" if isinstance(budget, FixedIterations) else f"tol {budget.tol:g}"
 
 
 def failures(rows: Iterable[tuple[Cell, Record | None]]) -> list[str]:

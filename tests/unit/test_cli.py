@@ -19,6 +19,7 @@ from rich.console import Console
 
 from fsbench import compose, progress
 from fsbench.__main__ import main
+from fsbench.api import ToResidual
 from fsbench.launcher import run_shards, shard
 from fsbench.records import Status, append, read_lines
 
@@ -284,6 +285,17 @@ def test_summary_fits_a_terminal_with_failures_in_their_place():
     for status in ("ok", "not_converged", "oom", "timeout", "unsupported", "error", "not run"):
         assert status in text
     assert len(progress.failures(rows)) == 4
+
+
+def test_budgets_of_one_run_are_told_apart():
+    """As in lowepsilon: the same sizes at fixed iterations and to a residual, or to several."""
+    cell = fake_cell("keops")
+    to_residual = {"mode": "to_residual", "tol": 1e-3}
+    rows = [(cell, record("keops")), (replace(cell, budget=ToResidual(1e-3)), record("keops", **to_residual))]
+    lines = rendered(rows)
+    assert "budget" in lines[1] and "1 iterations" in lines[3] and "tol 0.001" in lines[4]
+    assert "budget" not in rendered(rows[:1])[1]
+    assert [progress.describe(got).partition("eps=0.1")[2] for _, got in rows] == ["", " tol=0.001"]
 
 
 def test_a_miss_just_above_the_target_shows():
