@@ -4,6 +4,7 @@
 the plan they define. README.md derives the method.
 """
 
+from .costs import LabelTransport, label_transport, unit_vectors
 from .hvp import hvp
 from .lanczos import lanczos_min_eigenvalue
 from .loss import NotConverged, ot_value
@@ -15,6 +16,7 @@ from .transport import Transport, transport
 
 __all__ = [
     "Check",
+    "LabelTransport",
     "NotConverged",
     "Plan",
     "Precision",
@@ -25,9 +27,11 @@ __all__ = [
     "barycentric_projection",
     "gradient",
     "hvp",
+    "label_transport",
     "lanczos_min_eigenvalue",
     "ot_value",
     "plan_apply",
     "solve",
     "transport",
+    "unit_vectors",
 ]

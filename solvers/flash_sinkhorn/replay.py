@@ -13,7 +13,7 @@ from .checks import Inputs
 from .loop import Loop, Method
 from .tiles import Precision
 
-LARGEST_PAIRS = 1 << 28  # beyond, sweeps take much longer than their launches
+LARGEST_PAIRS = 1 << 30  # beyond, what the host does takes no time beside the sweeps
 LARGEST_BYTES = 1 << 26  # of points that a recording keeps a copy of
 KEPT = 8  # recordings, the least recently used goes
 
