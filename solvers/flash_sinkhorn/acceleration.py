@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-import torch
-
 from .mixing import MEMORY, History, TorchHistory
 from .sweeps import Sweeps
 
@@ -19,11 +16,11 @@ DUAL_ROUNDING = 1e-5  # units of eps: smaller falls may be float32's
 class Anderson:
     """Type-II Anderson mixing of the map g -> G(F(g)) of one problem at one eps.
 
-    After each pair of half-steps (f from g, then g from f) `measure` queues, on the device, all that the host must know
-    of it, and `extrapolate` replaces the image G(F(g)) by the affine combination of the last images whose residual
-    G(F(g)) - g is least in the norm weighted by b. An extrapolated g whose dual value turns out lower than the best is
-    rejected: g returns to the last plain image and the memory is cleared. F(g) is exact for g, so that the dual value
-    of (F(g), g) is the semi-dual's own, and plain steps never lower it.
+    After each pair of half-steps (f from g, then g from f) `measure` reads all that the host must know of it, and
+    `extrapolate` replaces the image G(F(g)) by the affine combination of the last images whose residual G(F(g)) - g is
+    least in the norm weighted by b. An extrapolated g whose dual value turns out lower than the best is rejected: g
+    returns to the last plain image and the memory is cleared. F(g) is exact for g, so that the dual value of (F(g), g)
+    is the semi-dual's own, and plain steps never lower it.
 
     Source: Walker and Ni 2011; for Sinkhorn's map, Thibault et al. 2017 (1711.01851) and Chizat et al. 2018.
     """
@@ -32,8 +29,12 @@ class Anderson:
         self.sweeps, self.mass = sweeps, mass
         self.free_constant = sweeps.x.damping == 1.0 == sweeps.y.damping
         self.history = _history(sweeps)
-        self.gram = np.zeros((MEMORY, MEMORY))
-        self.sums = np.zeros(MEMORY)  # of the differences, by slot
+        self.gram = [[0.0] * MEMORY for _ in range(MEMORY)]  # of the differences, by slot
+        self.sums = [0.0] * MEMORY
+        self.start()
+
+    def start(self) -> None:
+        """At another epsilon, or from other potentials."""
         self.regularisation = LEAST_REGULARISATION
         self.best_dual, self.best_residual = -math.inf, math.inf
         self.extrapolated = False
@@ -42,17 +43,18 @@ class Anderson:
     def _forget(self) -> None:
         self.count = -1  # differences taken since the memory was empty
 
-    def measure(self) -> torch.Tensor:
-        """What `extrapolate` must know of the last pair of half-steps, on the device: see `History.record`."""
+    def measure(self) -> float:
+        """The residual over the mass of the last pair of half-steps; waits for the device."""
         slot = self.count % MEMORY if self.count >= 0 else None
         self.count += 1
-        return self.history.record(slot)
+        self.measured = [number / self.mass for number in self.history.record(slot).tolist()]
+        return self.measured[0]
 
-    def extrapolate(self, residual: float, measured: list[float]) -> None:
-        """Set the next g, from `measure`'s numbers and the residual of the pair that they belong to."""
-        dual, sum_step, sum_newest = np.array(measured[:3]) / self.mass
+    def extrapolate(self) -> None:
+        """Set the next g, from what was measured."""
+        residual, dual, sum_step, sum_newest, *products = self.measured
         if self.extrapolated and self._is_worse(dual, residual):
-            self.sweeps.take_potential(self.sweeps.y, self.history.previous_image.clone())
+            self.sweeps.take_potential(self.sweeps.y, self.history.previous_image)
             self._forget()
             self.regularisation = min(max(1000 * self.regularisation, FIRST_AFTER_REJECTION), LARGEST_REGULARISATION)
             self.extrapolated = False
@@ -60,11 +62,12 @@ class Anderson:
         self.best_dual = max(self.best_dual, dual)
         self.best_residual = residual
         self.regularisation = max(self.regularisation / 3, LEAST_REGULARISATION)
-        products = np.reshape(measured[3:], (2, MEMORY))
+        with_newest, with_step = products[:MEMORY], products[MEMORY:]
         if self.free_constant and self.count > 0:
             self.sums[(self.count - 1) % MEMORY] = sum_newest
-            products = products - self.mass * np.outer([sum_newest, sum_step], self.sums)
-        coefficients = self._coefficients(products)
+            with_newest = [product - sum_newest * other for product, other in zip(with_newest, self.sums, strict=True)]
+            with_step = [product - sum_step * other for product, other in zip(with_step, self.sums, strict=True)]
+        coefficients = self._coefficients(with_newest, with_step)
         self.extrapolated = coefficients is not None
         if coefficients is not None:
             self.history.mix(coefficients)
@@ -75,21 +78,44 @@ class Anderson:
             return not fall <= DUAL_ROUNDING or residual > self.best_residual
         return False
 
-    def _coefficients(self, products: np.ndarray) -> np.ndarray | None:
-        """Of the images' differences in the next g [MEMORY]; None if there is no memory to mix."""
+    def _coefficients(self, with_newest: list[float], with_step: list[float]) -> list[float] | None:
+        """Of the images' differences in the next g [MEMORY], from the products of the newest difference of steps and of
+        the step with the differences; None if there is no memory to mix."""
         filled = min(self.count, MEMORY)
         if filled == 0:
             return None
-        slot = (self.count - 1) % MEMORY
-        self.gram[slot], self.gram[:, slot] = products[0], products[0]
-        gram, right = self.gram[:filled, :filled], products[1, :filled]
-        length = np.sqrt(np.diag(gram))
-        if not (np.isfinite(gram).all() and length.min() > 0):
+        newest = (self.count - 1) % MEMORY
+        for k in range(filled):
+            self.gram[newest][k] = self.gram[k][newest] = with_newest[k]
+        if not all(0.0 < self.gram[k][k] < math.inf for k in range(filled)):
             return None
-        normal = gram / np.outer(length, length) + self.regularisation * np.eye(filled)
-        coefficients = np.zeros(MEMORY)
-        coefficients[:filled] = np.linalg.solve(normal, right / length) / length
-        return coefficients if np.isfinite(coefficients).all() else None
+        length = [math.sqrt(self.gram[k][k]) for k in range(filled)]
+        normal = [[self.gram[i][j] / (length[i] * length[j]) for j in range(filled)] for i in range(filled)]
+        for k in range(filled):
+            normal[k][k] += self.regularisation
+        scaled = _solution(normal, [with_step[k] / length[k] for k in range(filled)])
+        if scaled is None or not all(map(math.isfinite, scaled)):
+            return None
+        return [s / unit for s, unit in zip(scaled, length, strict=True)] + [0.0] * (MEMORY - filled)
+
+
+def _solution(matrix: list[list[float]], right: list[float]) -> list[float] | None:
+    """Of a positive definite system of a few equations, by elimination in place; None if rounding left it indefinite.
+
+    In Python: numpy takes longer to start than five equations take to solve.
+    """
+    rows = range(len(right))
+    for k in rows:
+        if not matrix[k][k] > 0.0:
+            return None
+        for i in rows[k + 1 :]:
+            factor = matrix[i][k] / matrix[k][k]
+            for j in rows[k + 1 :]:
+                matrix[i][j] -= factor * matrix[k][j]
+            right[i] -= factor * right[k]
+    for k in reversed(rows):
+        right[k] = (right[k] - sum(matrix[k][j] * right[j] for j in rows[k + 1 :])) / matrix[k][k]
+    return right
 
 
 def _history(sweeps: Sweeps) -> History:

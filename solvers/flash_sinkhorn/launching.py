@@ -12,10 +12,12 @@ _compiled: dict[tuple[Any, ...], Any] = {}
 
 
 class Launch:
-    """A kernel with its grid, arguments and options; calling it launches on the arguments' device, any number of times.
+    """A kernel with its grid, first arguments and options; calling it with the rest launches on the arguments' device,
+    any number of times.
 
     Triton's own path looks at every argument of every launch, which takes longer than a small sweep. Here that is done
-    once, and once a process for all launches that would use the same compiled kernel. The tensors are kept alive.
+    once, and once a process for all launches that would use the same compiled kernel. So what is given with a call may
+    be floats and integers that the kernel does not specialise, nothing else. The tensors are kept alive.
     """
 
     def __init__(
@@ -25,22 +27,22 @@ class Launch:
         self._device: torch.device = arguments[0].device
         self.kind = launch_kind(kernel, arguments, options)
         self._run: Any = None
-        self._values: tuple[Any, ...] = ()
+        self._pointers: tuple[Any, ...] = ()
+        self._constants: tuple[Any, ...] = ()
 
-    def __call__(self) -> None:
+    def __call__(self, *changing: float) -> None:
         with _on(self._device):
             if self._run is None:
                 compiled = _compiled.get(self.kind)
                 if compiled is None:  # always, under the interpreter
-                    _compiled[self.kind] = self._kernel[self._grid](*self._arguments, **self._options)
+                    _compiled[self.kind] = self._kernel[self._grid](*self._arguments, *changing, **self._options)
                     return
                 self._bind(compiled)
-            self._run(*self._values)
+            self._run(*self._pointers, *changing, *self._constants)
 
     def _bind(self, compiled: Any) -> None:
-        pointers = (v.data_ptr() if isinstance(v, torch.Tensor) else v for v in self._arguments)
-        constants = (value for name, value in self._options.items() if name in self._kernel.arg_names)
-        self._values = (*pointers, *constants)
+        self._pointers = tuple(v.data_ptr() if isinstance(v, torch.Tensor) else v for v in self._arguments)
+        self._constants = tuple(value for name, value in self._options.items() if name in self._kernel.arg_names)
         self._run = compiled[self._grid]
 
 

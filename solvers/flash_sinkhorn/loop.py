@@ -13,7 +13,7 @@ import torch
 from .acceleration import Anderson
 from .blocked_sweeps import BlockedSweeps
 from .checks import Inputs
-from .sweeps import Sweeps
+from .sweeps import Cloud, Sweeps
 from .tiles import LOG2_E, Precision
 
 CHEAP_PAIRS = 1 << 28  # below this a sweep is shorter than reading its residual back, so read it less often
@@ -84,6 +84,7 @@ class Loop:
         x = self.inputs.x
         cheap = x.device.type != "cpu" and x.shape[0] * self.inputs.y.shape[0] < CHEAP_PAIRS
         self.check_every = 4 if cheap else 1
+        self._mixer: Anderson | None = None  # of these sweeps
 
     def _make_sweeps(self) -> Sweeps:
         if self.inputs.x.device.type == "cpu":
@@ -110,7 +111,7 @@ class Loop:
         """Go on with the clouds as given, from the potentials of the rounded ones."""
         assert self.eps is not None
         rounded, self.precision = self.sweeps, Precision.EXACT
-        self.sweeps = self._make_sweeps()
+        self.sweeps, self._mixer = self._make_sweeps(), None
         self.sweeps.take_potentials(rounded)
         self.set_epsilon(self.eps)
 
@@ -138,33 +139,39 @@ class Loop:
 
         Of alternating updates the rows' half-step met the rows' marginal exactly, and the columns' measures the rest.
         """
-        sweeps = self.sweeps
-        alternating = self.method.updates is Updates.ALTERNATING
-        measured = [sweeps.y] if alternating else [sweeps.x, sweeps.y]
-        accelerated = self.method.acceleration and alternating
-        mixer = Anderson(sweeps, mass=self.inputs.mass_y) if accelerated else None
+        mixer = self._started_mixer()
         while True:
             self.iterate()
             last = self.n_iterations >= limits.max_iterations or limits.out_of_time
             if not (last or mixer or self.n_iterations % self.check_every == 0):
                 continue
-            parts = [self._residual_on_device()] + ([mixer.measure()] if mixer else [])
-            residual, *measurements = torch.cat(parts).tolist()  # the only wait for the device
+            residual = mixer.measure() if mixer else self._measured_residual()
             self._record(residual)
             if residual <= tol or last:
-                for cloud in measured:
+                for cloud, _ in self._measured():
                     cloud.potential.copy_(cloud.used)
                 yield residual
                 return
             yield residual
             if mixer:
-                mixer.extrapolate(residual, measurements)
+                mixer.extrapolate()
 
-    def _residual_on_device(self) -> torch.Tensor:
-        of_y = self.sweeps.y.residuals.sum() / self.inputs.mass_y
-        if self.method.updates is Updates.ALTERNATING:
-            return of_y[None]
-        return torch.maximum(of_y, self.sweeps.x.residuals.sum() / self.inputs.mass_x)[None]
+    def _started_mixer(self) -> Anderson | None:
+        if not self.method.acceleration or self.method.updates is not Updates.ALTERNATING:
+            return None
+        if self._mixer is None:
+            self._mixer = Anderson(self.sweeps, mass=self.inputs.mass_y)
+        else:
+            self._mixer.start()
+        return self._mixer
+
+    def _measured(self) -> list[tuple[Cloud, float]]:
+        """The sides whose residual counts, with their mass."""
+        x, y = (self.sweeps.x, self.inputs.mass_x), (self.sweeps.y, self.inputs.mass_y)
+        return [y] if self.method.updates is Updates.ALTERNATING else [x, y]
+
+    def _measured_residual(self) -> float:
+        return max(cloud.residual.item() / mass for cloud, mass in self._measured())
 
     def potentials(self) -> tuple[torch.Tensor, torch.Tensor]:
         """f [n] and g [m] as they are now, float64, for the weights as given."""

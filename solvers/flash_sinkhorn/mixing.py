@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from .sweeps import Sweeps
@@ -14,7 +14,7 @@ MEMORY = 5  # differences kept; eight gain nothing before residuals of 1e-5
 
 
 class History(ABC):
-    """Of the map g -> G(F(g)) of one problem at one epsilon: a step is G(F(g)) - g, an image G(F(g)).
+    """Of the map g -> G(F(g)) of one problem: a step is G(F(g)) - g, an image G(F(g)).
 
     Differences of consecutive ones are kept in MEMORY slots; a slot that was never written holds zeros.
     """
@@ -23,13 +23,14 @@ class History(ABC):
     def record(self, slot: int | None) -> torch.Tensor:
         """Take in the sweeps' last pair of half-steps, and write its differences to the slot (None: it is the first).
 
-        float64 [3 + 2 * MEMORY], on the device, sums weighted by b: the dual value of (F(g), g) over eps, up to a
-        constant; the step; the newest difference of steps; and the products of that difference, and of the step, with
-        the differences in all slots. The last three are meaningless without a slot, products with an empty slot too.
+        float64 [4 + 2 * MEMORY], on the device, sums weighted by b: the residual of (F(g), g); its dual value over eps,
+        up to a constant; the step; the newest difference of steps; and the products of that difference, and of the
+        step, with the differences in all slots. The last three are meaningless without a slot, products with an empty
+        slot too.
         """
 
     @abstractmethod
-    def mix(self, coefficients: np.ndarray) -> None:
+    def mix(self, coefficients: Sequence[float]) -> None:
         """Make the newest image minus sum_k coefficients_k (difference of images)_k the sweeps' g, where b > 0."""
 
     @property
@@ -56,7 +57,7 @@ class TorchHistory(History):
         step = torch.where(y.weight > 0, y.potential - y.used, 0.0)
         self._pairs = [*self._pairs[-1:], (step, y.potential.clone())]
         weighted = y.weight * step
-        head = [self._dual(), weighted.sum()]
+        head = [y.residual[0], self._dual(), weighted.sum()]
         if slot is None:
             return torch.stack([*head, *weighted.new_zeros(1 + 2 * MEMORY)])
         (old_step, old_image), (_, image) = self._pairs
@@ -64,10 +65,10 @@ class TorchHistory(History):
         newest = y.weight * self.steps[slot]
         return torch.cat([torch.stack([*head, newest.sum()]), self.steps @ newest, self.steps @ weighted])
 
-    def mix(self, coefficients: np.ndarray) -> None:
+    def mix(self, coefficients: Sequence[float]) -> None:
         y = self.sweeps.y
         change = torch.zeros_like(y.weight)
-        for coefficient, difference in zip(coefficients.tolist(), self.images, strict=True):
+        for coefficient, difference in zip(coefficients, self.images, strict=True):
             if coefficient:  # a slot that is not in use may hold anything
                 change += coefficient * difference
         self.sweeps.take_potential(y, self._pairs[-1][1] - torch.where(y.weight > 0, change, 0.0))

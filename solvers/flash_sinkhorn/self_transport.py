@@ -104,7 +104,7 @@ class _SelfLoop:
             self.n_passes += 1
             last = self.n_passes >= limits.max_iterations or limits.out_of_time
             if tol is not None and (last or self.n_passes % self.check_every == 0):
-                self.residual = (cloud.residuals.sum() / self.mass).item()
+                self.residual = cloud.residual.item() / self.mass
                 if self.residual < least:
                     least, least_at = self.residual, self.n_passes
                 last = last or self.residual <= tol or self.n_passes - least_at >= STALLED

@@ -14,8 +14,8 @@ class Cloud:
     """What the loop sees of one side: n points, and per point (padding of no weight beyond n may follow)
 
     weight: float64. potential: float64, u = f log2(e) / eps; used: the potential that the last sweep started from, as
-    it was rounded; residuals: their sum is sum_i weight_i |2^(used_i - F_i) - 1|, where F is the half-step's full
-    update of `used`. With a balanced marginal used - F = L, so that this is the L1 marginal residual of `used`.
+    it was rounded; residual: [1], sum_i weight_i |2^(used_i - F_i) - 1|, where F is the half-step's full update of
+    `used`. With a balanced marginal used - F = L, so that this is the L1 marginal residual of `used`.
     damping: rho / (rho + eps) of a relaxed marginal, 1 for a balanced one.
     """
 
@@ -23,7 +23,7 @@ class Cloud:
     weight: torch.Tensor
     potential: torch.Tensor
     used: torch.Tensor
-    residuals: torch.Tensor
+    residual: torch.Tensor
     damping: float = field(default=1.0, kw_only=True)
 
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 
-from .kernels import MOVE, OFFSET
+from .kernels import MOVE, OFFSET, RESIDUAL
 from .launching import Launch
 from .mixing import MEMORY, History
 from .triton_sweeps import StoredCloud, TritonSweeps
 
 POINTS = 512  # of one program
-NUMBERS = tl.constexpr(3 + 2 * MEMORY)  # of `History.record`
+NUMBERS = tl.constexpr(4 + 2 * MEMORY)  # of `History.record`
 SLOTS = tl.constexpr(8)  # MEMORY as a power of two
 
 
 class TritonHistory(History):
-    """Of the cloud y of these sweeps, at the present epsilon."""
+    """Of the cloud y of these sweeps."""
 
     def __init__(self, sweeps: TritonSweeps):
         self.sweeps = sweeps
@@ -26,12 +27,24 @@ class TritonHistory(History):
         self.steps, self.images = torch.zeros(2, MEMORY, y.n_padded, dtype=torch.float64, device=y.weight.device)
         self.last_step = torch.empty_like(y.potential)
         self.last_images = torch.empty(2, y.n_padded, dtype=torch.float64, device=y.weight.device)
-        self.blocks_x, self.blocks_y = (triton.cdiv(cloud.n_padded, POINTS) for cloud in (x, y))
-        blocks = self.blocks_x + self.blocks_y
-        self.numbers = torch.empty(blocks + 1, NUMBERS.value, dtype=torch.float64, device=y.weight.device)
-        self.arrivals = torch.zeros(1, dtype=torch.int32, device=y.weight.device)
-        self._launches: dict[tuple[int, int], Launch] = {}
+        blocks_x, blocks_y = (triton.cdiv(cloud.n_padded, POINTS) for cloud in (x, y))
+        blocks = blocks_x + blocks_y
+        partial = torch.empty(blocks + 1, NUMBERS.value, dtype=torch.float64, device=y.weight.device)
+        arrivals = torch.zeros(1, dtype=torch.int32, device=y.weight.device)
+        self.numbers = partial[0]
         self.turn = 0  # which of last_images is the newest
+        self._record = Launch(
+            record_kernel, (blocks, 1, 1),
+            (x.potential, x.weight, x.n_padded, y.potential, y.used, y.weight, y.statistics, y.n_padded, self.steps,
+             self.images, self.last_step, self.last_images, partial, arrivals, blocks_x),
+            {"POINTS": POINTS, "MEMORY": MEMORY},
+        )  # fmt: skip
+        self._mix = Launch(
+            mix_kernel, (blocks_y, 1, 1),
+            (self.images, self.last_images, y.potential, y.half_square, y.weight, y.log2_weight, y.row_bias,
+             y.col_bias, y.statistics, partial, arrivals, y.n_padded),
+            {"POINTS": POINTS},
+        )  # fmt: skip
 
     @property
     def previous_image(self) -> torch.Tensor:
@@ -39,31 +52,13 @@ class TritonHistory(History):
 
     def record(self, slot: int | None) -> torch.Tensor:
         self.turn = 1 - self.turn
-        key = (-1 if slot is None else slot, self.turn)
-        if key not in self._launches:
-            self._launches[key] = self._bind_record(*key)
-        self._launches[key]()
-        return self.numbers[0]
+        self._record(
+            self.turn, -1 if slot is None else slot, _eps_over_rho(self.sweeps.x), _eps_over_rho(self.sweeps.y)
+        )
+        return self.numbers
 
-    def _bind_record(self, slot: int, turn: int) -> Launch:
-        x, y = self.sweeps.x, self.sweeps.y
-        return Launch(
-            record_kernel, (self.blocks_x + self.blocks_y, 1, 1),
-            (x.potential, x.weight, x.n_padded, y.potential, y.used, y.weight, y.n_padded, self.steps, self.images,
-             self.last_step, self.last_images[1 - turn], self.last_images[turn], self.numbers, self.arrivals,
-             self.blocks_x, slot, _eps_over_rho(x), _eps_over_rho(y)),
-            {"POINTS": POINTS, "MEMORY": MEMORY},
-        )  # fmt: skip
-
-    def mix(self, coefficients: np.ndarray) -> None:
-        y = self.sweeps.y
-        Launch(
-            mix_kernel, (self.blocks_y, 1, 1),
-            (self.images, self.last_images[self.turn], y.potential, y.half_square, y.weight, y.log2_weight, y.row_bias,
-             y.col_bias, y.statistics, self.numbers, self.arrivals, y.n_padded, self.sweeps.scale,
-             *map(float, coefficients)),
-            {"POINTS": POINTS},
-        )()  # fmt: skip
+    def mix(self, coefficients: Sequence[float]) -> None:
+        self._mix(self.turn, self.sweeps.scale, *coefficients)
 
 
 def _eps_over_rho(cloud: StoredCloud) -> float:
@@ -79,21 +74,22 @@ def _entropic(u, eps_over_rho):
     return in_eps
 
 
-@triton.jit(do_not_specialize=["blocks_x", "slot"])
+@triton.jit(do_not_specialize=["blocks_x", "turn", "slot"])
 def record_kernel(
-    x_potential, x_weight, n, y_potential, y_used, y_weight, m, steps, images, last_step, previous_image, newest_image,
-    numbers, arrivals, blocks_x, slot, x_eps_over_rho, y_eps_over_rho,
+    x_potential, x_weight, n, y_potential, y_used, y_weight, y_statistics, m, steps, images, last_step, last_images,
+    numbers, arrivals, blocks_x, turn, slot, x_eps_over_rho, y_eps_over_rho,
     POINTS: tl.constexpr, MEMORY: tl.constexpr,
 ):  # fmt: skip
     """`History.record`: partial sums of the first blocks_x programs over x, of the rest over y, reduced in a fixed
-    order by the last to arrive. n, m: points with padding. slot: -1 if there is no step before this."""
+    order by the last to arrive. n, m: points with padding. turn: which of last_images [2, m] becomes the newest.
+    slot: -1 if there is no step before this."""
     program, n_programs = tl.program_id(0), tl.num_programs(0)
     own = numbers + (program + 1) * NUMBERS
     kept = tl.arange(0, SLOTS)
     with_newest = tl.zeros([SLOTS], tl.float64)
     with_step = tl.zeros([SLOTS], tl.float64)
     zero = tl.sum(with_step, 0)  # a literal would be float32
-    dual, sum_step, sum_newest = zero, zero, zero
+    residual, dual, sum_step, sum_newest = zero, zero, zero, zero
     if program < blocks_x:
         point = program * POINTS + tl.arange(0, POINTS)
         weight = tl.load(x_weight + point, point < n, other=0.0)
@@ -109,9 +105,12 @@ def record_kernel(
         dual = tl.sum(tl.where(counted, weight * _entropic(used, y_eps_over_rho), 0.0), 0)
         step = tl.where(counted, image - used, 0.0)
         sum_step = tl.sum(weight * step, 0)
+        if program == blocks_x:
+            residual = tl.load(y_statistics + RESIDUAL)
         if slot >= 0:
             newest = tl.where(counted, step - tl.load(last_step + point, inside, other=0.0), 0.0)
-            difference = tl.where(counted, image - tl.load(previous_image + point, inside, other=0.0), 0.0)
+            previous_image = tl.load(last_images + (1 - turn) * m + point, inside, other=0.0)
+            difference = tl.where(counted, image - previous_image, 0.0)
             tl.store(steps + slot * m + point, newest, inside)
             tl.store(images + slot * m + point, difference, inside)
             sum_newest = tl.sum(weight * newest, 0)
@@ -121,12 +120,13 @@ def record_kernel(
                 with_newest += tl.where(kept == k, tl.sum(weight * newest * other, 0), 0.0)
                 with_step += tl.where(kept == k, tl.sum(weight * step * other, 0), 0.0)
         tl.store(last_step + point, step, inside)
-        tl.store(newest_image + point, image, inside)
-    tl.store(own, dual)
-    tl.store(own + 1, sum_step)
-    tl.store(own + 2, sum_newest)
-    tl.store(own + 3 + kept, with_newest, kept < MEMORY)
-    tl.store(own + 3 + MEMORY + kept, with_step, kept < MEMORY)
+        tl.store(last_images + turn * m + point, image, inside)
+    tl.store(own, residual)
+    tl.store(own + 1, dual)
+    tl.store(own + 2, sum_step)
+    tl.store(own + 3, sum_newest)
+    tl.store(own + 4 + kept, with_newest, kept < MEMORY)
+    tl.store(own + 4 + MEMORY + kept, with_step, kept < MEMORY)
     tl.debug_barrier()
     if tl.atomic_add(arrivals, 1, sem="acq_rel") == n_programs - 1:
         tl.store(arrivals, 0)
@@ -146,19 +146,19 @@ def _times(coefficient, difference, point, inside):
     return tl.where(coefficient != 0.0, coefficient * tl.load(difference + point, inside, other=0.0), 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["turn"])
 def mix_kernel(
-    images, newest_image, potential, half_square, weight, log2_weight, row_bias, col_bias, statistics, largest,
-    arrivals, m, scale, c_0, c_1, c_2, c_3, c_4, POINTS: tl.constexpr,
+    images, last_images, potential, half_square, weight, log2_weight, row_bias, col_bias, statistics, largest,
+    arrivals, m, turn, scale, c_0, c_1, c_2, c_3, c_4, POINTS: tl.constexpr,
 ):  # fmt: skip
-    """potential = newest image - sum_k c_k images_k where there is weight, and the biases that follow.
+    """potential = last_images[turn] - sum_k c_k images_k where there is weight, and the biases that follow.
 
     The largest change of all points is added to move and offset in statistics. largest: float64, one number a program.
     """
     program, n_programs = tl.program_id(0), tl.num_programs(0)
     point = program * POINTS + tl.arange(0, POINTS)
     inside = point < m
-    image = tl.load(newest_image + point, inside, other=0.0)
+    image = tl.load(last_images + turn * m + point, inside, other=0.0)
     b_weight = tl.load(weight + point, inside, other=0.0)
     change = _times(c_0, images, point, inside) + _times(c_1, images + m, point, inside)
     change += _times(c_2, images + 2 * m, point, inside) + _times(c_3, images + 3 * m, point, inside)

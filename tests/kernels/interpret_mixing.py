@@ -32,11 +32,11 @@ def run(n, m, damping):
         sweeps.half_step(sweeps.x, sweeps.y)
         sweeps.half_step(sweeps.y, sweeps.x)
         slot = None if k == 0 else (k - 1) % MEMORY
-        used = slice(2) if slot is None else slice(None)
+        used = slice(3) if slot is None else slice(None)
         numbers = [history.record(slot)[used].clone() for history in histories]
         worst["numbers"] = max(worst["numbers"], error(*numbers))
         before = sweeps.y.potential.clone(), sweeps.y.statistics.clone()
-        coefficients = np.where(np.arange(MEMORY) < k, rng.normal(size=MEMORY), 0.0)
+        coefficients = np.where(np.arange(MEMORY) < k, rng.normal(size=MEMORY), 0.0).tolist()
         found = []
         for history in histories:
             sweeps.take_potential(sweeps.y, before[0])

@@ -86,7 +86,7 @@ def run(n, m, d, precision, eps, offset, damping=(1.0, 1.0), *, symmetric):
     return {
         "f": ((f - want_f)[weighted].abs().max() / eps).item(),
         "g": ((g - want_g).abs().max() / eps).item(),
-        "residual": abs(sweeps.x.residuals.sum().item() - want_residual) / max(1.0, want_residual),
+        "residual": abs(sweeps.x.residual.item() - want_residual) / max(1.0, want_residual),
         "cost_over_eps": ((x[weighted].double()[:, None] - y.double()[None]) ** 2).sum(-1).max().item() / eps,
     }
 
