@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ _RESIDUAL_FLOOR = 1e-6
 # Slower means all three: by this much, hardly by chance, and by more than the old samples' own spread.
 _SLOWER_RATIO = 1.05
 _SLOWER_P = 0.002
+_AGREES = 0.03  # two runs of the same code agree where their medians differ by no more
 
 
 @dataclass(frozen=True)
@@ -80,24 +82,41 @@ def compare(old: Path, new: Path) -> Comparison:
 
 
 def show(comparison: Comparison, console: Console) -> None:
-    """Print what broke, then the table of ratios with slowdowns marked, then what was left out."""
+    """Print what broke, each cell's median times and their relative difference, slowdowns marked, and a summary."""
     if comparison.broken:
         console.print(Text(f"{len(comparison.broken)} cells got worse; their times are not compared:", style="red"))
         console.print(Group(*(Text(f"  {line}") for line in comparison.broken)), soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("cell", overflow="fold")
-    for name in ("old", "new", "new / old", "p"):
+    for name in ("old", "new", "difference", "p"):
         table.add_column(name, justify="right", no_wrap=True)
     for a, b, ratio, p in comparison.pairs:
         name = describe(b) + _params_of_twins(b, comparison.pairs)
         times = [format_seconds(record["time_to_solution_s"]) for record in (a, b)]
         mark = "  slower" if (a, b, ratio, p) in comparison.slower else ""
-        table.add_row(name, *times, f"{ratio:.3f}{mark}", f"{p:.2g}", style="red" if mark else None)
+        table.add_row(name, *times, f"{_percent(ratio)}{mark}", f"{p:.2g}", style="red" if mark else None)
     console.print(table)
     console.print(
         f"{len(comparison.pairs)} cells compared, {comparison.n_only_old} only in the old records, "
         f"{comparison.n_only_new} only in the new"
     )
+    if comparison.pairs:
+        console.print(Text(_differences(comparison.pairs)), soft_wrap=True)
+
+
+def _differences(pairs: tuple[tuple[Record, Record, float, float], ...]) -> str:
+    """How far apart the medians are: one line. A cell that halves and one that doubles are equally far."""
+    worst = max(pairs, key=lambda pair: abs(math.log(pair[2])))
+    sizes = [abs(pair[2] - 1) for pair in pairs]
+    agree = sum(size <= _AGREES for size in sizes)
+    return (
+        f"median time, new against old: differs by {100 * stats.quartiles(sizes).median:.1f} % in the median cell, "
+        f"worst {_percent(worst[2])} ({describe(worst[1])}); {agree} of {len(pairs)} within {100 * _AGREES:g} %"
+    )
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.1f} %"
 
 
 def _worse(old: Record, new: Record) -> str | None:

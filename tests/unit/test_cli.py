@@ -244,12 +244,14 @@ def test_collect_and_compare_from_the_command_line(tmp_path, capsys):
     assert main(["collect", old, "--out", out]) == 0
     assert capsys.readouterr().out.splitlines()[0] == f"{out}/h200/synthetic.parquet"
     assert main(["compare", f"{out}/h200", old]) == 0
-    assert "2 cells compared, 0 only in the old records, 0 only in the new" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "2 cells compared, 0 only in the old records, 0 only in the new" in text
+    assert text.splitlines()[-1].startswith("median time, new against old: differs by 0.0 % in the median cell")
     assert main(["compare", old, new]) == 1
     shown = capsys.readouterr().out.splitlines()
     assert shown[0] == "1 cells got worse; their times are not compared:"
     assert shown[1].startswith("  pot") and "ok -> error" in shown[1]
-    assert any(line.split()[0] == "keops" and "1.000" in line for line in shown if line.strip())
+    assert any(line.split()[0] == "keops" and "+0.0 %" in line for line in shown if line.strip())
 
 
 def test_doctor_tries_each_solver_and_names_the_cure(home, monkeypatch, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import multiprocessing
 from pathlib import Path
@@ -11,11 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 from fakes import fake_cell
 from record_factory import CPU, GPU, record
+from rich.console import Console
 
 from fsbench import collect as collecting
 from fsbench import records
 from fsbench.collect import collect, gpu_slug, newest
-from fsbench.compare import baseline_for, compare
+from fsbench.compare import baseline_for, compare, show
 from fsbench.records import Status, append, check_record, latest, read_lines
 
 GOLDENS = Path(__file__).parent / "goldens"
@@ -211,6 +213,22 @@ def test_compare_puts_correctness_first(folder):
     assert ratios["a"][1] < 0.02
     assert ratios["d"] == (pytest.approx(1.0), pytest.approx(1.0))
     assert (found.n_only_old, found.n_only_new) == (1, 0)
+
+
+def test_compare_says_how_far_two_runs_of_the_same_code_are_apart(folder):
+    factors = {"a": 1.001, "b": 0.99, "c": 1.02, "d": 0.95, "e": 1.0}
+    old = folder("old", *(record(name, time_s=0.01) for name in factors))
+    new = folder("new", *(record(name, time_s=0.01 * factor) for name, factor in factors.items()))
+    console = Console(width=120, file=io.StringIO())
+    show(compare(old, new), console)
+    lines = [line.split() for line in console.file.getvalue().splitlines()]
+    head = next(line for line in lines if line[:1] == ["cell"])
+    assert head == ["cell", "old", "new", "difference", "p"]
+    assert next(line for line in lines if line[:1] == ["d"])[-7:-1] == ["10", "ms", "9.5", "ms", "-5.0", "%"]
+    assert " ".join(lines[-1]) == (
+        "median time, new against old: differs by 1.0 % in the median cell, worst -5.0 % "
+        "(d gaussian n=1000 d=64 eps=0.1); 4 of 5 within 3 %"
+    )
 
 
 def test_compare_reads_published_tables(folder, tmp_path):
