@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -38,6 +39,16 @@ def _parser(command: str) -> _Parser:
         text = "a folder laid out like conf/, with your own solvers, problems, experiments"
         parser.add_argument("--config-dir", type=Path, action="append", default=[], metavar="DIR", help=text)
     return parser
+
+
+def _add_out_dir(parser: _Parser, text: str, default: Path | None = None) -> None:
+    said = f"the same as out_dir=DIR: {text}"
+    parser.add_argument("--out", dest="out_dir", type=Path, default=default, metavar="DIR", help=said)
+
+
+def _as_options(arguments: Sequence[str]) -> list[str]:
+    """out_dir=DIR is said as in `run`."""
+    return [re.sub("^out_dir=", "--out=", argument) for argument in arguments]
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -88,9 +99,9 @@ def report(arguments: Sequence[str]) -> int:
     parser = _parser("report")
     parser.add_argument("experiment", nargs="?", default="quickstart")
     parser.add_argument("--records", type=Path, metavar="PATH", help="a run folder or a Parquet file")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: report/ beside the records)")
+    _add_out_dir(parser, "where to write; default: report/ beside the records")
     parser.add_argument("--report", metavar="NAME", help="dotted name of report(df, out_dir) (default: its own)")
-    options = parser.parse_intermixed_args(arguments)
+    options = parser.parse_intermixed_args(_as_options(arguments))
     known = compose.names("experiment", options.config_dir)
     unknown = ConfigError(f"unknown experiment '{options.experiment}'{nearest(options.experiment, known)}")
     if options.experiment not in known and not options.records:
@@ -107,7 +118,7 @@ def report(arguments: Sequence[str]) -> int:
         raise unknown  # records of an experiment whose yaml is not here are enough for a report
     # Records of older code stay in a run folder; a report shows each cell once.
     frame = frame.sort_values("started_at", kind="stable").drop_duplicates("cell_id", keep="last").sort_index()
-    out = options.out or (path if path.is_dir() else path.parent) / "report"
+    out = options.out_dir or (path if path.is_dir() else path.parent) / "report"
     out.mkdir(parents=True, exist_ok=True)
     for file in write(frame.reset_index(drop=True), out):
         print(f"report: {file}")
@@ -143,10 +154,10 @@ def collect(arguments: Sequence[str]) -> int:
 
     parser = _parser("collect")
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="e.g. results/raw/table2")
-    parser.add_argument("--out", type=Path, default=_PUBLISHED, metavar="DIR")
-    options = parser.parse_intermixed_args(arguments)
+    _add_out_dir(parser, "where to write <gpu>/; default: results/published", default=_PUBLISHED)
+    options = parser.parse_intermixed_args(_as_options(arguments))
     try:
-        for path in merge(options.folders, options.out):
+        for path in merge(options.folders, options.out_dir):
             print(path)
     except (FileNotFoundError, ValueError) as error:
         raise ConfigError(str(error)) from error

@@ -123,8 +123,9 @@ def test_own_solver_is_one_file_and_one_yaml_and_reports_need_no_solver(home):
     assert sorted(written.read_text().splitlines()) == ["absent error", "bad error", "toy ok"]
 
     (home / "toy.py").write_text("def report(df, out_dir):\n    return [out_dir / str(len(df))]\n")
-    again = fsbench(home, "report", "mine", "--config-dir", "conf", "--out", "elsewhere")
-    assert (again.returncode, again.stdout.strip()) == (0, "report: elsewhere/3")
+    for where in (["out_dir=elsewhere"], ["--out", "elsewhere"]):
+        again = fsbench(home, "report", "mine", "--config-dir", "conf", *where)
+        assert (again.returncode, again.stdout.strip()) == (0, "report: elsewhere/3")
 
 
 def without_report(home: Path, line: str = "") -> None:
@@ -241,7 +242,7 @@ def test_collect_and_compare_from_the_command_line(tmp_path, capsys):
             append(tmp_path / name / "measurements.jsonl", record(solver, **changes.get(solver, {})))
         append(tmp_path / name / "environments.jsonl", GPU)
     old, new, out = (str(tmp_path / name) for name in ("old", "new", "out"))
-    assert main(["collect", old, "--out", out]) == 0
+    assert main(["collect", old, f"out_dir={out}"]) == 0
     assert capsys.readouterr().out.splitlines()[0] == f"{out}/h200/synthetic.parquet"
     assert main(["compare", f"{out}/h200", old]) == 0
     text = capsys.readouterr().out
