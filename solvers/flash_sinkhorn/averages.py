@@ -61,6 +61,12 @@ class Averages(ABC, Generic[C]):
             self.n_passes += 1
         return self._log2_sums[transpose]
 
+    def masses(self, *, transpose: bool = False) -> torch.Tensor:
+        """Row sums P 1 [n] in float64; zero where the weight is."""
+        weight = self.inputs.b if transpose else self.inputs.a
+        sums = weight * torch.exp2(self.log2_sums(transpose=transpose))
+        return torch.where(weight > 0, sums, 0.0)
+
     def means(self, values: torch.Tensor, *, transpose: bool = False) -> torch.Tensor:
         """sum_j P_ij values_j / (P 1)_i [n, k] of values [m, k], in the precision of the sweeps."""
         return self._means_of(values, transpose)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from .averages import Averages
 from .checks import LARGEST_EXPONENT, Inputs, checked_inputs, member, positive
+from .replay import replayed
 from .tiles import LOG2_E, Precision
 
 
@@ -62,9 +65,7 @@ class Plan:
 
     def sums(self, *, transpose: bool = False) -> torch.Tensor:
         """`row_sums`, or with transpose `col_sums`."""
-        weight = self.inputs.b if transpose else self.inputs.a
-        sums = weight * torch.exp2(self.averages.log2_sums(transpose=transpose))
-        return torch.where(weight > 0, sums, 0.0)
+        return self.averages.masses(transpose=transpose)
 
     def means(self, v: torch.Tensor, *, transpose: bool = False) -> torch.Tensor:
         """(P v)_i / (P 1)_i, defined for rows without weight too: v [m] or [m, k] -> [n] or [n, k] in x's dtype.
@@ -174,14 +175,26 @@ def gradient(
 
     Source: arXiv 2602.03067, Cor. 4.
     """
-    plan = Plan(x, y, a, b, f, g, eps=eps, cost_scale=cost_scale, precision=precision)
-    gradients = []
-    for transpose, weight in ((False, plan.inputs.a), (True, plan.inputs.b)):
-        displacement = plan.averages.displacement(transpose=transpose)
-        mass = weight if balanced else plan.sums(transpose=transpose)
-        factor = (2.0 * plan.cost_scale * mass).to(displacement.dtype)[:, None]
-        gradients.append(displacement.mul_(factor).to((y if transpose else x).dtype))
-    return gradients[0], gradients[1]
+    eps, cost_scale = positive("eps", eps), positive("cost_scale", cost_scale)
+    precision = member("precision", Precision, precision)
+    inputs = checked_inputs(x, y, a, b, eps=eps, cost_scale=cost_scale, balanced=False)
+    f, g = _checked_potentials(f, g, inputs, eps)
+    dtypes = x.dtype, y.dtype
+
+    def compute(x, y, a, b, centre, f, g):
+        averages = _averages(replace(inputs, x=x, y=y, a=a, b=b, centre=centre), cost_scale, precision)
+        averages.set_potentials(f, g, eps)
+        gradients = []
+        for transpose, weight, dtype in ((False, a, dtypes[0]), (True, b, dtypes[1])):
+            displacement = averages.displacement(transpose=transpose)
+            mass = weight if balanced else averages.masses(transpose=transpose)
+            factor = (2.0 * cost_scale * mass).to(displacement.dtype)[:, None]
+            gradients.append(displacement.mul_(factor).to(dtype))
+        return tuple(gradients)
+
+    kind = "gradient", eps, cost_scale, balanced, precision, dtypes, inputs.unit
+    of_x, of_y = replayed(kind, compute, inputs.x, inputs.y, inputs.a, inputs.b, inputs.centre, f, g)
+    return of_x, of_y
 
 
 def _checked_potentials(

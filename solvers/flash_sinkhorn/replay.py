@@ -1,116 +1,79 @@
-"""Fixed iterations of a small problem as one CUDA graph: launched one by one they would wait for the host."""
+"""Work on small clouds as one CUDA graph: launched kernel by kernel it would wait for the host."""
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable
 
 import torch
 
-from .checks import Inputs
-from .loop import Loop, Method
-from .tiles import Precision
-
 LARGEST_PAIRS = 1 << 30  # beyond, what the host does takes no time beside the sweeps
-LARGEST_BYTES = 1 << 26  # of points that a recording keeps a copy of
+LARGEST_BYTES = 1 << 26  # of inputs that a recording keeps a copy of
 KEPT = 8  # recordings, the least recently used goes
 
-Potentials = tuple[torch.Tensor, torch.Tensor]
+Tensors = tuple[torch.Tensor, ...]
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """All that a recording holds besides the values of the points and weights. levels: eps of every iteration."""
+def replayed(kind: Hashable, compute: Callable[..., Tensors], *tensors: torch.Tensor) -> Tensors:
+    """compute(*tensors), of which the first two are clouds [n, d], [m, d].
 
-    levels: tuple[float, ...]
-    method: Method
-    precision: Precision
-
-
-def potentials_after(schedule: Schedule, inputs: Inputs) -> Potentials:
-    """f [n], g [m], float64, after one iteration from zero at each level.
-
-    The second small problem of a kind is recorded, later ones replay that with their own values: the same kernels on
-    the same numbers, so the same bits. Numbers that come from the host, as `inputs.unit` does, are part of the kind.
+    The second call of a kind on small clouds is recorded, later ones replay that with their own values: the same
+    kernels on the same numbers, so the same bits. kind: all that the result depends on besides the tensors, so every
+    number that reaches kernels from the host. compute must not wait for the device, and returns new tensors.
     """
-    if not _is_small(inputs):
-        return _iterate(schedule, inputs)
-    shift = schedule.levels[-1] * math.log(inputs.mass) / 2  # the mass is not recorded: rounding moves it every time
+    if not _are_small(*tensors):
+        return compute(*tensors)
+    device = tensors[0].device
+    stream = torch.cuda.current_stream(device).cuda_stream  # recordings of two streams must not share their copies
+    key = kind, device, stream, tuple((tensor.shape, tensor.dtype) for tensor in tensors)
     with _lock:
-        f, g = _from_recording(schedule, replace(inputs, mass=1.0))
-        return f - shift, g - shift  # new tensors: a replay overwrites what the last one left
-
-
-def _from_recording(schedule: Schedule, inputs: Inputs) -> Potentials:
-    key = _kind(schedule, inputs)
-    seen, recording = key in _recordings, _recordings.pop(key, None)
-    if not seen:
-        found = _iterate(schedule, inputs)
-    elif recording is None:
-        recording = _Recording(schedule, inputs)
-        found = recording.first
-    else:
-        found = recording.replay(inputs)
-    _recordings[key] = recording
-    if len(_recordings) > KEPT:
-        _recordings.popitem(last=False)
-    return found
+        seen, recording = key in _recordings, _recordings.pop(key, None)
+        if not seen:
+            found = compute(*tensors)
+        elif recording is None:
+            recording = _Recording(compute, tensors)
+            found = recording.first
+        else:
+            found = recording.replay(tensors)
+        _recordings[key] = recording
+        if len(_recordings) > KEPT:
+            _recordings.popitem(last=False)
+        return found
 
 
 class _Recording:
-    """The iterations of a schedule on copies of the inputs. first: the potentials of the inputs it was made with."""
+    """What compute does to copies of the tensors. first: its results for those it was made with."""
 
-    def __init__(self, schedule: Schedule, inputs: Inputs):
-        tensors = {name: getattr(inputs, name).clone() for name in ("x", "y", "a", "b", "centre")}
-        self._inputs = replace(inputs, **tensors)
-        self.first = _iterate(schedule, self._inputs)  # compiles what is missing: nothing may while recording
+    def __init__(self, compute: Callable[..., Tensors], tensors: Tensors):
+        self._tensors = tuple(tensor.clone() for tensor in tensors)
+        self.first = compute(*self._tensors)  # compiles what is missing: nothing may while recording
         self._graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream(inputs.x.device)
-        stream.wait_stream(torch.cuda.current_stream(inputs.x.device))
+        self._device = tensors[0].device
+        stream = torch.cuda.Stream(self._device)
+        stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
             self._graph.capture_begin(capture_error_mode="thread_local")
             try:
-                self._potentials = _iterate(schedule, self._inputs)
+                self._results = compute(*self._tensors)
             finally:
                 self._graph.capture_end()
 
-    def replay(self, inputs: Inputs) -> Potentials:
-        """Overwritten by the next replay."""
-        mine = self._inputs
-        for own, given in ((mine.x, inputs.x), (mine.y, inputs.y), (mine.a, inputs.a), (mine.b, inputs.b),
-                           (mine.centre, inputs.centre)):  # fmt: skip
+    def replay(self, tensors: Tensors) -> Tensors:
+        for own, given in zip(self._tensors, tensors, strict=True):
             own.copy_(given)
-        with torch.cuda.device(mine.x.device):
+        with torch.cuda.device(self._device):
             self._graph.replay()
-        return self._potentials
+        return tuple(result.clone() for result in self._results)  # the next replay overwrites its own
 
 
-_recordings: OrderedDict[tuple[object, ...], _Recording | None] = OrderedDict()  # None: seen once
+_recordings: OrderedDict[Hashable, _Recording | None] = OrderedDict()  # None: seen once
 _lock = threading.Lock()
 
 
-def _iterate(schedule: Schedule, inputs: Inputs) -> Potentials:
-    loop = Loop(inputs, schedule.method, schedule.precision)
-    for eps in schedule.levels:
-        if eps != loop.eps:
-            loop.set_epsilon(eps)
-        loop.iterate()
-    return loop.potentials()
-
-
-def _is_small(inputs: Inputs) -> bool:
-    x, y = inputs.x, inputs.y
+def _are_small(x: torch.Tensor, y: torch.Tensor, *others: torch.Tensor) -> bool:
     return (
         x.device.type == "cuda"
         and x.shape[0] * y.shape[0] <= LARGEST_PAIRS
-        and (x.numel() + y.numel()) * x.element_size() <= LARGEST_BYTES
+        and sum(tensor.nbytes for tensor in (x, y, *others)) <= LARGEST_BYTES
     )
-
-
-def _kind(schedule: Schedule, inputs: Inputs) -> tuple[object, ...]:
-    """Recordings of different streams must not share their copies of the inputs."""
-    x, y = inputs.x, inputs.y
-    stream = torch.cuda.current_stream(x.device).cuda_stream
-    return schedule, x.shape, y.shape[0], x.dtype, x.device, stream, inputs.unit

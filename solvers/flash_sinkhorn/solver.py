@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from .checks import checked_inputs, member, positive, whole
+from .checks import Inputs, checked_inputs, member, positive, whole
 from .loop import Check, Limits, Loop, Method, Updates
-from .replay import Schedule, potentials_after
+from .replay import replayed
 from .start import iterate_from_best_start, squared_diameter
 from .tiles import Precision
 
@@ -108,7 +108,7 @@ def solve(
     levels = [] if annealing is None else _epsilons(squared_diameter(inputs, cost_scale), eps, annealing)
     if n_iterations is not None:
         levels += [eps] * n_iterations
-        f, g = potentials_after(Schedule(tuple(levels), method, precision), inputs)
+        f, g = _iterated(tuple(levels), inputs, method, precision)
         return Result(f, g, eps, cost_scale, precision, len(levels), 2.0 * len(levels), None, None, ())
     assert tol is not None
     loop = Loop(inputs, method, precision, started)
@@ -130,6 +130,25 @@ def solve(
     return Result(
         f, g, eps, cost_scale, loop.precision, loop.n_iterations, loop.n_passes, residual, converged, tuple(loop.trace)
     )
+
+
+def _iterated(
+    levels: tuple[float, ...], inputs: Inputs, method: Method, precision: Precision
+) -> tuple[torch.Tensor, ...]:
+    """f [n], g [m] after one iteration from zero at each level."""
+
+    def compute(x: torch.Tensor, y: torch.Tensor, a: torch.Tensor, b: torch.Tensor, centre: torch.Tensor):
+        loop = Loop(replace(inputs, x=x, y=y, a=a, b=b, centre=centre, mass=1.0), method, precision)
+        for eps in levels:
+            if eps != loop.eps:
+                loop.set_epsilon(eps)
+            loop.iterate()
+        return loop.potentials()
+
+    kind = "iterations", levels, method, precision, inputs.unit
+    found = replayed(kind, compute, inputs.x, inputs.y, inputs.a, inputs.b, inputs.centre)
+    shift = levels[-1] * math.log(inputs.mass) / 2  # rounding moves the mass from call to call: not of the kind
+    return tuple(potential - shift for potential in found)
 
 
 def _epsilons(start: float, eps: float, ratio: float) -> list[float]:

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from solvers.flash_sinkhorn import replay, solve
+from solvers.flash_sinkhorn import gradient, replay, solve
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -19,11 +19,11 @@ def problem(n, m, d, seed, size=1.0):
     return tuple(v.cuda() for v in (x, y, a / a.sum(), b / b.sum()))
 
 
-def launched(monkeypatch, *clouds, **options):
+def launched(monkeypatch, function, *clouds, **options):
     """Without recordings."""
     with monkeypatch.context() as patch:
-        patch.setattr(replay, "_is_small", lambda inputs: False)
-        return solve(*clouds, **options)
+        patch.setattr(replay, "_are_small", lambda *tensors: False)
+        return function(*clouds, **options)
 
 
 @pytest.fixture(autouse=True)
@@ -45,10 +45,25 @@ def test_same_bits_as_launches(monkeypatch, d, precision, options):
     options = {"eps": 0.3, "n_iterations": 4, "precision": precision, **options}
     for seed in range(4):
         clouds = problem(300, 211, d, seed)
-        want, got = launched(monkeypatch, *clouds, **options), solve(*clouds, **options)
+        want, got = launched(monkeypatch, solve, *clouds, **options), solve(*clouds, **options)
         assert torch.equal(got.f, want.f) and torch.equal(got.g, want.g)
         assert (got.n_iterations, got.n_passes) == (want.n_iterations, want.n_passes)
         assert torch.isfinite(got.f).all()
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fast", "exact"])
+@pytest.mark.parametrize("d", [3, 64, 200])
+def test_gradients_have_the_same_bits(monkeypatch, d, precision):
+    for seed in range(4):
+        clouds = problem(300, 211, d, seed)
+        options = {"eps": 0.5 * d, "precision": precision}
+        result = solve(*clouds, n_iterations=3, **options)
+        want = launched(monkeypatch, gradient, *clouds, result.f, result.g, **options)
+        got = gradient(*clouds, result.f, result.g, **options)
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(got, want, strict=True))
+        assert all(torch.isfinite(each).all() and each.abs().max() > 0 for each in got)
 
 
 @gpu
@@ -58,7 +73,7 @@ def test_numbers_that_come_from_the_host_follow_the_clouds(monkeypatch):
     for seed, (size, mass, eps) in enumerate([(1, 1, 0.3), (1, 1, 0.3), (40, 1, 0.3), (1, 7, 0.3), (1, 1, 2.0)] * 3):
         x, y, a, b = problem(200, 200, 16, seed, size)
         clouds = (x, y, mass * a, mass * b)
-        want = launched(monkeypatch, *clouds, eps=eps, n_iterations=3)
+        want = launched(monkeypatch, solve, *clouds, eps=eps, n_iterations=3)
         got = solve(*clouds, eps=eps, n_iterations=3)
         assert torch.equal(got.f, want.f) and torch.equal(got.g, want.g)
 
