@@ -14,7 +14,7 @@ from solvers.flash_sinkhorn.mixing import MEMORY
 from solvers.flash_sinkhorn.triton_mixing import POINTS, mix_kernel, record_kernel
 from solvers.flash_sinkhorn.triton_survey import COORDINATES, ROWS, survey_kernel
 
-INTEGERS = {"n", "m", "n_padded", "n_splits", "blocks_x", "slot", "stride_point", "stride_stored"}
+INTEGERS = {"n", "m", "n_padded", "n_splits", "blocks_x", "slot", "turn", "stride_point", "stride_stored"}
 INTEGERS |= {"x_stride", "y_stride"}
 FLOATS = {"scale", "ratio", "relaxation", "undamped", "inverse_unit", "x_eps_over_rho", "y_eps_over_rho"}
 FLOATS |= {f"c_{k}" for k in range(MEMORY)}
