@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -32,37 +31,38 @@ def solve_near_copy(
     y: torch.Tensor,
     a: torch.Tensor,
     b: torch.Tensor,
+    f_self: torch.Tensor,
     g_self: torch.Tensor,
     *,
     eps: float,
     cost_scale: float,
     tol: float,
     limits: Limits,
-    precision: Precision,
 ) -> NearCopy | None:
-    """Balanced OT_eps(a, b) from the potential g_self [m] of OT_eps(b, b), or None where that is no good start.
+    """Balanced OT_eps(a, b) from potentials f_self [n] of OT_eps(a, a) and g_self [m] of OT_eps(b, b), those that
+    `SelfResult` calls f; or None where they are no good start.
 
-    If x is y moved along t, g_j = g_self_j - 2 cost_scale t.y_j up to a constant solves the problem exactly, whatever
-    eps, and t is the difference of the means. So errors of the start are those of the self problem, and cancel in the
-    divergence; what iterations are left grow with how far the clouds are from copies.
+    If x is y moved along t, f_i = f_self_i + 2 cost_scale t.x_i and g_j = g_self_j - 2 cost_scale t.y_j up to constants
+    solve the problem exactly, whatever eps, and t is the difference of the means. So errors of the start are those of
+    the self problems, and cancel in the divergence; what iterations are left grow with how far the clouds are from
+    copies. g alone makes the first update of f, but with f at hand the exponents of that sweep are rounded as those of
+    the self problem were, which cancels as well. All sweeps are exact, as the self problems' last ones were.
     """
     inputs = checked_inputs(x, y, a, b, eps=eps, cost_scale=cost_scale)
     method = Method(cost_scale, None, None, Updates.ALTERNATING, acceleration=True)
-    loop = Loop(inputs, method, precision)
-    mean_y = _mean(inputs.y, inputs.b)
-    linear = (inputs.y - mean_y) @ (_mean(inputs.x, inputs.a) - mean_y)
-    cloud = loop.sweeps.y
-    cloud.potential[: cloud.n] = (g_self - 2.0 * cost_scale * linear.double()) * (LOG2_E / eps)
+    loop = Loop(inputs, method, Precision.EXACT)
+    x, y = (points - inputs.centre.to(points) for points in (inputs.x, inputs.y))
+    shift = _mean(x, inputs.a) - _mean(y, inputs.b)
+    sides = (loop.sweeps.x, x, f_self, shift), (loop.sweeps.y, y, g_self, -shift)
+    for cloud, points, potential, along in sides:
+        linear = 2.0 * cost_scale * (points @ along).double()
+        cloud.potential[: cloud.n] = (potential + linear) * (LOG2_E / eps)
     loop.set_epsilon(eps)
     for residual in loop.checks(tol, limits):
         if loop.n_iterations == 1 and not residual <= NEAR:
             return None
-    if loop.sweeps.rounded:
-        loop.make_exact()
-        loop.iterate_to(tol, limits)
     assert loop.residual is not None
-    mass = eps * math.log(inputs.mass) / 2  # the sweeps saw weights over their mass
-    f, g = (cloud.potential[: cloud.n] * (eps / LOG2_E) - mass for cloud in (loop.sweeps.x, loop.sweeps.y))
+    f, g = loop.potentials()
     return NearCopy(f, g, loop.residual, loop.residual <= tol, loop.n_passes, loop.precision)
 
 

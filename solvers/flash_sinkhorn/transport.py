@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -164,7 +165,7 @@ def transport(
         if debias:
             own.append(_solve_self(x, a, problem, budget, exact=problem.precision.splits_x))
             own.append(_solve_self(y, b, problem, budget, exact=problem.precision.splits_y))
-        pair = _solve(x, y, a, b, problem, budget, g_self=own[1].g if own else None)
+        pair = _solve(x, y, a, b, problem, budget, own)
         ot = pair_value(x, y, a, b, pair.f, pair.g, pair.problem)
         divergence = None
         if own:
@@ -209,17 +210,18 @@ def _solve(
     b: torch.Tensor,
     problem: Regularisation,
     budget: _Budget,
-    g_self: torch.Tensor | None = None,
+    own: Sequence[_Solved] = (),
 ) -> _Solved:
-    """g_self: potential of OT_eps(b, b), a start where the clouds are near copies."""
-    options: dict[str, Any] = {"eps": problem.eps, "cost_scale": problem.cost_scale, "precision": problem.precision}
+    """own: OT_eps(a, a) and OT_eps(b, b), a start where the clouds are near copies."""
+    options: dict[str, Any] = {"eps": problem.eps, "cost_scale": problem.cost_scale}
     found: NearCopy | Result | None = None
     failed_passes = 0
-    if g_self is not None and problem.balanced and budget.tol is not None:
-        found = solve_near_copy(x, y, a, b, g_self, tol=budget.tol, limits=budget.limits(), **options)
+    if own and problem.balanced and budget.tol is not None:
+        found = solve_near_copy(x, y, a, b, own[0].f, own[1].f, tol=budget.tol, limits=budget.limits(), **options)
         failed_passes = ATTEMPT_PASSES if found is None else 0
     if found is None:
-        found = solve(x, y, a, b, rho_x=problem.rho_x, rho_y=problem.rho_y, **options, **budget.left())
+        options |= {"rho_x": problem.rho_x, "rho_y": problem.rho_y, "precision": problem.precision}
+        found = solve(x, y, a, b, **options, **budget.left())
     problem = dataclasses.replace(problem, precision=found.precision)
     return _Solved(
         found.f, found.g, found.residual, found.converged, found.n_passes + failed_passes, problem, symmetric=False
@@ -228,6 +230,8 @@ def _solve(
 
 def _solve_self(x: torch.Tensor, a: torch.Tensor, problem: Regularisation, budget: _Budget, *, exact: bool) -> _Solved:
     """OT_eps(a, a); exact: the cloud is not rounded in OT_eps(a, b)."""
+    if budget.tol is not None:  # all end exact then; two copies that get there alike are rounded alike, and it cancels
+        exact = problem.precision is Precision.EXACT
     problem = dataclasses.replace(problem, precision=Precision.EXACT if exact else Precision.FAST)
     if problem.rho_x != problem.rho_y:
         return _solve(x, x, a, a, problem, budget)
