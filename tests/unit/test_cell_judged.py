@@ -1,0 +1,171 @@
+"""How one cell's solution is judged, by the harness alone, and how its failures are named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cell_fakes import Curves, Differentiates, Sinkhorn, make, run
+
+from fsbench.api import FixedIterations, Task, ToResidual, Unsupported
+from fsbench.cell import InvalidSolution, Measurement, describe_failure
+from fsbench.records import Phase
+
+
+def test_fixed_iterations_are_ok_however_far_from_converged() -> None:
+    _, record = run(make(budget=FixedIterations(1)))
+    assert record["status"] == "ok" and record["residual_reached"] is None
+    assert record["residual_l1"] > 1e-3 and record["half_step_error"] < 1e-12
+    assert record["n_iterations"] == 1 and record["ref_rel_err"] is None
+    assert record["pairs_per_s"] == pytest.approx(13 * 9 * 2 / record["time_to_solution_s"])
+
+
+def test_convergence_is_the_harness_s_word_not_the_solver_s() -> None:
+    boasting = run(make(budget=ToResidual(1e-6, max_iterations=2), boasts=True))[1]
+    assert boasting["status"] == "not_converged" and boasting["residual_reached"] is False
+    assert boasting["converged_self"] is True and boasting["residual_self"] == 1e-9
+    assert boasting["curve"] == [{"iteration": 2, "seconds": None, "residual": 1e-9}]  # a nan is no point of a curve
+    modest = run(make(budget=ToResidual(1e-6)))[1]
+    assert modest["status"] == "ok" and modest["residual_reached"] is True
+    assert modest["converged_self"] is None and modest["residual_bound"] == 0.0
+
+
+@pytest.mark.parametrize("cost_scale", [1.0, 0.5])
+def test_error_against_the_closed_form_follows_the_cost(cost_scale: float) -> None:
+    gauss = {"problem_target": "fsbench.problems.gaussian_1d.gaussian_1d", "n": 95, "m": 101, "d": 1, "eps": 0.8}
+    assert run(make(budget=ToResidual(1e-9), cost_scale=cost_scale, **gauss))[1]["ref_rel_err"] < 1e-7
+    assert run(make(budget=FixedIterations(99), cost_scale=cost_scale, **gauss))[1]["ref_rel_err"] is None
+    far = run(make(budget=ToResidual(1e-9), most=1, cost_scale=cost_scale, **gauss))[1]
+    assert far["status"] == "not_converged" and far["ref_rel_err"] is None
+
+
+@pytest.mark.parametrize("poison", ["nan", "overflow"])
+def test_a_solution_that_cannot_be_scored_is_an_error(poison: str) -> None:
+    measurement = Measurement(make(poison=poison))
+    measurement.start()
+    measurement.sample()
+    with pytest.raises(InvalidSolution) as caught:
+        measurement.finish()
+    failure = describe_failure(caught.value, measurement.phase)
+    assert (failure["status"], failure["phase"]) == ("error", "score")
+    words = {"nan": "f is not finite on 1 of 13 points", "overflow": "overflows"}
+    assert words[poison] in failure["status_detail"]
+
+
+def test_potentials_of_points_without_weight_do_not_matter() -> None:
+    _, record = run(make(problem_target="cell_fakes.weightless", budget=ToResidual(1e-8), poison="nan without weight"))
+    assert record["status"] == "ok"
+
+
+def _out_of_memory(how: Callable[[], Any]) -> BaseException:
+    try:
+        how()
+    except (MemoryError, RuntimeError) as error:
+        return error
+    raise AssertionError("that was allocated")
+
+
+def _caused() -> None:
+    try:
+        raise MemoryError
+    except MemoryError as cause:
+        raise RuntimeError("while building the cost") from cause
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "phase"),
+    [
+        (Unsupported("float64 only"), "unsupported", "warmup"),
+        (ModuleNotFoundError("No module named 'pykeops'"), "error", "import"),
+        (ImportError("libcuda: out of memory"), "error", "import"),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), "error", "warmup"),
+        (RuntimeError("out of resource: shared memory, Required: 270336, Hardware limit: 232448"), "error", "warmup"),
+        (RuntimeError("RESOURCE_EXHAUSTED: Shared memory size limit exceeded"), "error", "warmup"),
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 40000000000 bytes."), "oom", "warmup"),
+        (RuntimeError("CUDA error: out of memory"), "oom", "warmup"),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), "oom", "warmup"),
+        (RuntimeError("CUDA_ERROR_OUT_OF_MEMORY"), "oom", "warmup"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 37.25 GiB"), "oom", "warmup"),
+        (_out_of_memory(lambda: np.ones(1 << 55)), "oom", "warmup"),
+        (_out_of_memory(lambda: torch.ones(1 << 55)), "oom", "warmup"),
+        (_out_of_memory(_caused), "oom", "warmup"),
+    ],
+)
+def test_failures_are_named(error: BaseException, status: str, phase: str) -> None:
+    got = describe_failure(error, Phase.WARMUP)
+    assert (got["status"], got["phase"]) == (status, phase)
+    assert str(error) in got["status_detail"]
+    assert (got["traceback"] is None) == (status == "unsupported")
+
+
+@pytest.mark.parametrize("target", ["no_such_package.Solver", f"{__name__}.Misspelt"])
+def test_a_solver_that_is_not_there_fails_on_import(target: str) -> None:
+    measurement = Measurement(make(target))
+    with pytest.raises(ImportError) as caught:
+        measurement.start()
+    assert measurement.phase == Phase.IMPORT
+    assert target.rpartition(".")[2] in str(caught.value) or "no_such_package" in str(caught.value)
+
+
+def test_a_solve_beyond_max_seconds_is_not_converged_whatever_its_residual():
+    _, record = run(make(budget=ToResidual(1.0, max_seconds=1e-9)))
+    assert record["residual_reached"] is True
+    assert (record["status"], record["status_detail"]) == ("not_converged", "the solve took longer than max_seconds")
+
+
+def test_the_gradient_is_scored_where_the_task_asks_for_it() -> None:
+    both = {"task": Task.FORWARD_BACKWARD, "cost_scale": 0.5}
+    right, off = (run(make(Differentiates, wrong=wrong, **both))[1] for wrong in ("", "value"))
+    assert right["gradient_rel_err"] < 1e-12 and right["n_passes"] == 3.0
+    assert off["gradient_rel_err"] == pytest.approx(0.25)
+    assert run(make(Differentiates))[1]["gradient_rel_err"] is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("absent", "task forward_backward: the solution must hold grad_x and grad_y"),
+        ("nan", "grad_y is not finite on 1 of 9 points"),
+        ("shape", "grad_x has shape (2, 13), its points (13, 2)"),
+    ],
+)
+def test_a_gradient_that_cannot_be_scored_is_an_error(wrong: str, said: str) -> None:
+    with pytest.raises(InvalidSolution) as caught:
+        run(make(Differentiates, wrong=wrong, task=Task.FORWARD_BACKWARD))
+    assert said in str(caught.value)
+
+
+HVP = {"task": Task.HVP, "budget": ToResidual(1e-4), "cost_scale": 0.5}
+
+
+def test_a_hessian_product_is_timed_at_given_potentials_and_scored() -> None:
+    _, record = run(make(Curves, **HVP))
+    assert record["status"] == "ok" and record["residual_reached"] is True
+    assert record["hvp_rel_err"] < 1e-5 and record["residual_l1"] < 1e-9
+    assert (record["hvp_residual_self"], record["residual_self"], record["n_iterations"]) == (3e-6, None, 7)
+    assert record["gradient_rel_err"] is None and record["ladder"] is None
+    assert run(make(budget=ToResidual(1e-6)))[1]["hvp_rel_err"] is None
+
+
+def test_a_product_that_is_wrong_has_not_converged_whatever_its_solver_says() -> None:
+    _, record = run(make(Curves, wrong="value", **HVP))
+    assert record["hvp_rel_err"] == pytest.approx(0.25, rel=1e-4)
+    assert record["status"] == "not_converged" and record["converged_self"] is True
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [("shape", "h_x has shape (2, 13)"), ("nan", "not finite on 13 of 13"), ("absent", "must hold h_x")],
+)
+def test_a_product_that_cannot_be_scored_is_an_error(wrong: str, said: str) -> None:
+    with pytest.raises(InvalidSolution) as caught:
+        run(make(Curves, wrong=wrong, **HVP))
+    assert said in str(caught.value)
+
+
+def test_a_solver_without_a_product_does_not_support_the_task() -> None:
+    with pytest.raises(Unsupported, match="no Hessian-vector product"):
+        Measurement(make(Sinkhorn, **HVP)).start()
