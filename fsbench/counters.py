@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,14 +26,17 @@ STALL = "smsp__warp_issue_stalled_long_scoreboard_per_warp_active.pct"
 DURATION = "gpu__time_duration.sum"
 METRICS = (READ, WRITE, THROUGHPUT, STALL, DURATION)  # few: each kernel is replayed for every group of them
 
+STAGES = "fsbench stages: "  # how the child's line about its own time begins
+
 _COLUMNS = ("hbm_read_bytes", "hbm_write_bytes", "sm_throughput_pct", "memory_stall_pct", "kernel_launches")
 
 
 def measure(cell: Cell, *, timeout_s: float, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The record's counter columns for one warm solve of `cell`, in a process with `environment`, a worker's own.
 
-    Bytes are sums over its kernels, percentages are weighted by kernel duration. Where nothing can be measured every
-    column is None and counters_detail says why; this never raises for a missing tool, GPU or permission.
+    Bytes are sums over its kernels, percentages are weighted by kernel duration. counters_detail says what the tool's
+    own time went into. Where nothing can be measured every column is None and counters_detail says why; this never
+    raises for a missing tool, GPU or permission.
     """
     ncu = shutil.which("ncu")
     if cell.device != "cuda":
@@ -41,9 +45,14 @@ def measure(cell: Cell, *, timeout_s: float, environment: Mapping[str, str] | No
         return _nothing("not measured (Nsight Compute's ncu is not on PATH)")
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "ncu.csv"
-        failure = _run(_command(ncu, log, cell), timeout_s, environment or os.environ)
+        began = time.monotonic()
+        failure, stages = _run(_command(ncu, log, cell), timeout_s, environment or os.environ)
+        took_s = time.monotonic() - began
         text = log.read_text() if log.exists() else ""
-    return parse(text, failure)
+    columns = parse(text, failure)
+    if stages:
+        columns["counters_detail"] += f"; {took_s:.0f} s: {stages}"
+    return columns
 
 
 def _command(ncu: str, log: Path, cell: Cell) -> list[str]:
@@ -51,29 +60,30 @@ def _command(ncu: str, log: Path, cell: Cell) -> list[str]:
         ncu, "--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(METRICS),
         "--clock-control", "none",  # locking clocks needs rights that few have
         "--cache-control", "none",  # a flush before every kernel would count traffic that a solve does not have
-        "--profile-from-start", "off", "--target-processes", "all", "--log-file", str(log),
+        "--profile-from-start", "off", "--apply-rules", "no", "--log-file", str(log),
+        "--target-processes", "application-only",  # the solver is in that process; compilers that it starts are not
         sys.executable, "-m", "fsbench.counters_child", cell.to_json(),
     ]  # fmt: skip
 
 
-def _run(command: list[str], timeout_s: float, environment: Mapping[str, str]) -> str | None:
-    """Run to the end or to the deadline; why it failed, or None."""
+def _run(command: list[str], timeout_s: float, environment: Mapping[str, str]) -> tuple[str | None, str]:
+    """Run to the end or to the deadline: why it failed, or None, and what the child says of its stages."""
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**environment, "LC_ALL": "C"}, start_new_session=True,
     )  # fmt: skip
     try:
-        _, errors = process.communicate(timeout=timeout_s)
+        output, errors = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        return f"stopped after {timeout_s:g} s"
+        return f"stopped after {timeout_s:g} s", ""
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)  # ncu and the solver that it started
             process.communicate()
     if process.returncode == 0:
-        return None
+        return None, next((line[len(STAGES) :] for line in output.splitlines() if line.startswith(STAGES)), "")
     last = next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "no message")
-    return f"exit code {process.returncode}: {last}"
+    return f"exit code {process.returncode}: {last}", ""
 
 
 def parse(text: str, failure: str | None = None) -> dict[str, Any]:

@@ -89,8 +89,17 @@ def test_the_tool_gets_the_cell_and_its_log_is_read(monkeypatch: pytest.MonkeyPa
     (tmp_path / "table.csv").write_text(TABLE)
     _tool(tmp_path, 'echo "$LAST" > $FOLDER/cell.json; cat $FOLDER/table.csv > "$LOG"', monkeypatch)
     environment = {**os.environ, "FOLDER": str(tmp_path)}
-    assert counters.measure(CELL, timeout_s=30.0, environment=environment)["kernel_launches"] == 2
+    got = counters.measure(CELL, timeout_s=30.0, environment=environment)
+    assert got["kernel_launches"] == 2 and got["counters_detail"] == "Nsight Compute"
     assert Cell.from_json((tmp_path / "cell.json").read_text()) == CELL
+
+
+def test_the_child_s_own_stages_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text(TABLE)
+    said = f"echo solving; echo '{counters.STAGES}imports 9.0 s, profiled solve 20.0 s'"
+    _tool(tmp_path, f'{said}; cat {tmp_path}/table.csv > "$LOG"', monkeypatch)
+    detail = counters.measure(CELL, timeout_s=30.0)["counters_detail"]
+    assert detail == "Nsight Compute; 0 s: imports 9.0 s, profiled solve 20.0 s"
 
 
 def test_a_failed_or_hanging_tool_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -100,13 +109,15 @@ def test_a_failed_or_hanging_tool_is_one_sentence(monkeypatch: pytest.MonkeyPatc
     assert counters.measure(CELL, timeout_s=0.5)["counters_detail"] == "not measured (stopped after 0.5 s)"
 
 
-def test_exactly_one_warm_solve_lies_between_the_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exactly_one_warm_solve_lies_between_the_marks(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setattr("torch.cuda.profiler.start", lambda: EVENTS.append("start"))
     monkeypatch.setattr("torch.cuda.profiler.stop", lambda: EVENTS.append("stop"))
     cell = replace(CELL, device="cpu", solver_target=f"{__name__}.Notes", timing=Timing(slope=True, memory=True))
     monkeypatch.setattr(sys, "argv", ["counters_child", cell.to_json()])
     counters_child.main()
     assert EVENTS == ["solve", "solve", "solve", "start", "solve", "stop"]
+    stages = capsys.readouterr().out.splitlines()[-1]
+    assert stages.startswith(counters.STAGES) and stages.count(" s") >= 3 and "profiled solve" in stages
 
 
 EVENTS: list[str] = []
