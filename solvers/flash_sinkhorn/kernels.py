@@ -33,34 +33,41 @@ def prepare_kernel(
     points, stride_point, stride_coordinate, centre, raw_weight, hi, lo, potential, half_square, weight, log2_weight,
     n, stride_stored, stride_stored_coordinate, inverse_unit,
     D: tl.constexpr, D_STORED: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, SPLIT: tl.constexpr,
-    DIRECT: tl.constexpr,
+    DIRECT: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Store BM centred points as operands, with the half squares of what was stored, weights, and potentials of zero.
 
-    Rows from n on repeat the last point with weight zero; coordinates from D on are zero.
+    Rows from n on repeat the last point with weight zero; coordinates from D on are zero. SPLIT: a coordinate is a pair
+    h + l. PACKED: hi is (h, h, l, l) and lo is (h, l, h, l), as far as D_STORED reaches, so that one product of hi and
+    lo is that of two pairs but for l.l, or part of it, which is below float32's resolution.
     """
     row = tl.program_id(0) * BM + tl.arange(0, BM)
     source = tl.minimum(row, n - 1).to(tl.int64)
     square = tl.zeros([BM], tl.float64)
     for start in range(0, D_STORED, BD):
         dim = start + tl.arange(0, BD)
-        inside = (dim < D)[None, :]
-        value = tl.load(points + source[:, None] * stride_point + dim[None, :] * stride_coordinate, inside, other=0.0)
-        value = value.to(tl.float64) - tl.load(centre + dim, dim < D, other=0.0)[None, :]
-        value = tl.where(inside, value * inverse_unit, 0.0)
+        coordinate = dim % D if PACKED else dim
+        part = dim // D
+        inside = part < (4 if PACKED else 1)
+        address = points + source[:, None] * stride_point + coordinate[None, :] * stride_coordinate
+        value = tl.load(address, inside[None, :], other=0.0).to(tl.float64)
+        value -= tl.load(centre + coordinate, inside, other=0.0)[None, :]
+        value = tl.where(inside[None, :], value * inverse_unit, 0.0)
         if not DIRECT:  # only points without weight are that far out: keep them finite
             value = tl.minimum(tl.maximum(value, -LARGEST_COORDINATE), LARGEST_COORDINATE)
         target = row.to(tl.int64)[:, None] * stride_stored + dim[None, :] * stride_stored_coordinate
         stored_mask = (dim < D_STORED)[None, :]
         b_hi = value.to(tl.float32).to(hi.dtype.element_ty)
-        tl.store(hi + target, b_hi, stored_mask)
         stored = b_hi.to(tl.float64)
         if SPLIT:
             b_lo = (value - stored).to(tl.float32).to(lo.dtype.element_ty)
-            tl.store(lo + target, b_lo, stored_mask)
             stored += b_lo.to(tl.float64)
+            as_col = tl.where((part % 2 == 0)[None, :], b_hi, b_lo) if PACKED else b_lo
+            tl.store(lo + target, as_col, stored_mask)
+            b_hi = tl.where((part < 2)[None, :], b_hi, b_lo) if PACKED else b_hi
+        tl.store(hi + target, b_hi, stored_mask)
         if not DIRECT:
-            square += tl.sum(stored * stored, 1)
+            square += tl.sum(tl.where((part == 0)[None, :], stored * stored, 0.0), 1)
     b_weight = tl.load(raw_weight + row, row < n, other=0.0)
     tl.store(potential + row, tl.zeros([BM], tl.float64))
     tl.store(half_square + row, 0.5 * square)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 LOG2_E = math.log2(math.e)
-LARGEST_DIRECT_DIMENSION = 4  # up to here direct differences cost no more than a padded tensor-core product
+LARGEST_DIRECT_DIMENSION = 4  # up to here exact scores are direct differences, the most accurate at any offset
 SMALLEST_DOT_DIMENSION = 16
+LARGEST_PACKED_DIMENSION = 5  # up to here the three products of split points fit into one
 HOPPER_SHARED_BYTES = 227 * 1024
 REGISTERS = 1 << 16  # of a multiprocessor
 
@@ -16,7 +17,8 @@ REGISTERS = 1 << 16  # of a multiprocessor
 class Precision(StrEnum):
     """How points enter the dot products of a sweep; one, two and three fp16 products.
 
-    fast: both clouds rounded to 10-bit mantissas, as TF32. mixed: only y rounded. exact: FP32 grade.
+    fast: both clouds rounded to 10-bit mantissas, as TF32. mixed: only y rounded. exact: FP32 grade. In low d see
+    `packs`.
     """
 
     FAST = "fast"
@@ -31,6 +33,10 @@ class Precision(StrEnum):
     @property
     def splits_y(self) -> bool:
         return self is Precision.EXACT
+
+    def packs(self, d: int) -> bool:
+        """Whether nothing is rounded, because the products of both clouds as pairs are one: FP32 grade, as exact."""
+        return self is not Precision.EXACT and d <= LARGEST_PACKED_DIMENSION
 
 
 @dataclass(frozen=True)
@@ -50,8 +56,10 @@ class Tile:
         return min(255, REGISTERS // (32 * self.warps * self.resident) // 8 * 8)
 
 
-def padded_dimension(d: int) -> int:
+def padded_dimension(d: int, *, packed: bool = False) -> int:
     """d as stored: as given for direct differences, else a multiple of 16 (of 64 beyond 128)."""
+    if packed:
+        return SMALLEST_DOT_DIMENSION
     if d <= LARGEST_DIRECT_DIMENSION:
         return d
     step = SMALLEST_DOT_DIMENSION if d <= 128 else 64
@@ -60,12 +68,15 @@ def padded_dimension(d: int) -> int:
 
 def sweep_tile(precision: Precision, d: int, shared_bytes: int = HOPPER_SHARED_BYTES) -> Tile:
     """The tile of the sweep for clouds in R^d on a GPU with `shared_bytes` of shared memory a multiprocessor."""
-    if d <= LARGEST_DIRECT_DIMENSION:
+    packed = precision.packs(d)
+    if d <= LARGEST_DIRECT_DIMENSION and not packed:
         return Tile(8, 128, 1, 1, 2, 32)
-    width = padded_dimension(d)
+    width = padded_dimension(d, packed=packed)
     coordinates = min(_power_of_two(width), 128)
     if shared_bytes < HOPPER_SHARED_BYTES:  # fits any GPU since Ampere; not tuned
         return Tile(64, 64, min(coordinates, 64), 4, 2, 1)
+    if packed:
+        return Tile(128, 64, coordinates, 4, 3, 4)
     if precision is Precision.FAST:
         if width <= 64:
             return Tile(128, 64, coordinates, 4, 3, 4)

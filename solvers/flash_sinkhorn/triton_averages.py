@@ -35,17 +35,16 @@ class StoredValues:
 class TritonAverages(Averages[StoredCloud]):
     """On one GPU, in the given precision; with "fast" values and plan too are rounded to 10-bit mantissas.
 
-    Direct differences are exact, and so is what is averaged over them.
+    Where sweeps round nothing, means do not either.
     """
 
     sweeps: TritonSweeps
 
     def __init__(self, inputs: Inputs, *, cost_scale: float, precision: Precision):
-        super().__init__(
-            inputs, TritonSweeps(inputs, cost_scale=cost_scale, precision=precision), cost_scale=cost_scale
-        )
-        self.precision = Precision.EXACT if self.sweeps.direct else precision
         self.d = inputs.x.shape[1]
+        self.precision = Precision.EXACT if precision.packs(self.d) else precision
+        sweeps = TritonSweeps(inputs, cost_scale=cost_scale, precision=self.precision)
+        super().__init__(inputs, sweeps, cost_scale=cost_scale)
         self._points: dict[int, StoredValues] = {}
 
     def set_potentials(self, f: torch.Tensor, g: torch.Tensor, eps: float) -> None:

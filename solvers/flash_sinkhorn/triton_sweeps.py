@@ -30,7 +30,8 @@ ROWS = 256  # of one program of `rescale_kernel`
 
 @dataclass
 class StoredCloud(Cloud):
-    """hi, lo: operands [n_padded, d_stored], or [d, n_padded] for direct differences (lo is hi where not split).
+    """hi, lo: operands [n_padded, d_stored], or [d, n_padded] for direct differences (lo is hi where not split). Packed
+    points take one product: hi is the operand of a row, lo that of a column.
 
     weight, log2_weight, half_square, potential, used: float64 [n_padded]; half_square is |q|^2 / 2 of the stored
     operands, so that a rounded problem is solved consistently. row_bias, col_bias: float32 [n_padded].
@@ -40,7 +41,7 @@ class StoredCloud(Cloud):
 
     hi: torch.Tensor
     lo: torch.Tensor
-    split: bool  # whether points are hi + lo
+    split: bool  # whether points are hi + lo, of which each takes a product
     half_square: torch.Tensor
     log2_weight: torch.Tensor
     row_bias: torch.Tensor
@@ -61,14 +62,15 @@ class TritonSweeps(Sweeps[StoredCloud]):
     def __init__(self, inputs: Inputs, *, cost_scale: float, precision: Precision, tile: Tile | None = None):
         d = inputs.x.shape[1]
         self.cost_scale = cost_scale
-        self.direct = d <= LARGEST_DIRECT_DIMENSION
-        self.rounded = not self.direct and precision is not Precision.EXACT
+        self.packed = precision.packs(d)
+        self.direct = d <= LARGEST_DIRECT_DIMENSION and not self.packed
+        self.rounded = not self.packed and not self.direct and precision is not Precision.EXACT
         self.tile = tile or sweep_tile(precision, d, _shared_bytes(inputs.x.device))
         self.unit = 1.0 if self.direct else inputs.unit
         self.scale = 0.0
         self._launches: dict[tuple[object, ...], Launch] = {}  # of these two clouds, at the present scale
         self.options = {
-            "D": d if self.direct else padded_dimension(d),
+            "D": padded_dimension(d, packed=self.packed),
             "BM": self.tile.rows,
             "BN": self.tile.cols,
             "BD": self.tile.coordinates,
@@ -76,18 +78,19 @@ class TritonSweeps(Sweeps[StoredCloud]):
         }
         n_padded, m_padded = _round_up(inputs.x.shape[0]), _round_up(inputs.y.shape[0])
         slots = _multiprocessors(inputs.x.device) * self.tile.resident
-        x_parts, y_parts = (1, 1) if self.direct else (1 + precision.splits_x, 1 + precision.splits_y)
+        pairs = not self.direct and not self.packed
+        x_split, y_split = pairs and precision.splits_x, pairs and precision.splits_y
         blocks = max(n_padded, m_padded) // self.tile.rows
         self.arrivals = torch.zeros(blocks + 1, dtype=torch.int32, device=inputs.x.device)
         centre = inputs.direct_centre if self.direct else inputs.centre
-        self.x = self._store(inputs.x, inputs.a, centre, x_parts, self._splits(n_padded, m_padded, slots))
-        self.y = self._store(inputs.y, inputs.b, centre, y_parts, self._splits(m_padded, n_padded, slots))
+        self.x = self._store(inputs.x, inputs.a, centre, x_split, self._splits(n_padded, m_padded, slots))
+        self.y = self._store(inputs.y, inputs.b, centre, y_split, self._splits(m_padded, n_padded, slots))
 
     def _splits(self, n_padded: int, m_padded: int, slots: int) -> int:
         return column_splits(n_padded // self.tile.rows, m_padded // self.tile.cols, slots)
 
     def _store(
-        self, points: torch.Tensor, weight: torch.Tensor, centre: torch.Tensor, parts: int, splits: int
+        self, points: torch.Tensor, weight: torch.Tensor, centre: torch.Tensor, split: bool, splits: int
     ) -> StoredCloud:
         n, d = points.shape
         n_padded, d_stored, device = _round_up(n), self.options["D"], points.device
@@ -106,8 +109,8 @@ class TritonSweeps(Sweeps[StoredCloud]):
             row_bias=singles[0],
             col_bias=singles[1],
             hi=hi,
-            lo=torch.empty_like(hi) if parts == 2 else hi,
-            split=parts == 2,
+            lo=torch.empty_like(hi) if split or self.packed else hi,
+            split=split,
             statistics=statistics,
             residual=statistics[RESIDUAL.value :],
             block_statistics=torch.empty(3, n_padded // self.tile.rows, dtype=torch.float64, device=device),
@@ -119,7 +122,8 @@ class TritonSweeps(Sweeps[StoredCloud]):
             prepare_kernel, (n_padded // rows, 1, 1),
             (points, *points.stride(), centre, weight, cloud.hi, cloud.lo, cloud.potential,
              cloud.half_square, cloud.weight, cloud.log2_weight, n, *cloud.strides, 1.0 / self.unit),
-            {"D": d, "D_STORED": d_stored, "BM": rows, "BD": width, "SPLIT": cloud.split, "DIRECT": self.direct},
+            {"D": d, "D_STORED": d_stored, "BM": rows, "BD": width, "SPLIT": cloud.lo is not hi,
+             "DIRECT": self.direct, "PACKED": self.packed},
         )  # fmt: skip
         return cloud
 
@@ -168,8 +172,9 @@ class TritonSweeps(Sweeps[StoredCloud]):
         splits = rows.partial.shape[0]
         return Launch(
             sweep_kernel, (rows.n_padded // self.tile.rows, splits, 1),
-            (rows.hi, rows.lo, cols.hi, cols.lo, *rows.strides, *cols.strides, rows.row_bias, cols.col_bias,
-             rows.statistics, cols.statistics, rows.partial, rows.n_padded, n_tiles, -(-n_tiles // splits), self.scale,
+            (rows.hi, rows.lo, cols.hi if cols.split else cols.lo, cols.lo, *rows.strides, *cols.strides, rows.row_bias,
+             cols.col_bias, rows.statistics, cols.statistics, rows.partial, rows.n_padded, n_tiles,
+             -(-n_tiles // splits), self.scale,
              rows.potential, rows.half_square, rows.weight, rows.log2_weight, rows.col_bias, rows.used,
              rows.block_statistics, self.arrivals, 1.0, 1.0 - rows.damping),
             {**self.options, "ROWS_SPLIT": rows.split, "COLS_SPLIT": cols.split, "SETTLE": settle,

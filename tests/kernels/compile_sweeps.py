@@ -14,13 +14,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from solvers.flash_sinkhorn.kernels import sweep_kernel
-from solvers.flash_sinkhorn.tiles import LARGEST_DIRECT_DIMENSION, Precision, padded_dimension, sweep_tile
+from solvers.flash_sinkhorn.tiles import LARGEST_DIRECT_DIMENSION, Precision, Tile, padded_dimension, sweep_tile
 
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 
 
-def compile_sweep(precision: Precision, d: int, rows_are_x: bool):
-    tile, direct = sweep_tile(precision, d), d <= LARGEST_DIRECT_DIMENSION
+def compile_sweep(precision: Precision, d: int, rows_are_x: bool, tile: Tile | None = None):
+    tile, packed = tile or sweep_tile(precision, d), precision.packs(d)
+    direct = d <= LARGEST_DIRECT_DIMENSION and not packed
     operand = "*fp32" if direct else "*fp16"
     signature = dict.fromkeys(("rows_hi", "rows_lo", "cols_hi", "cols_lo"), operand)
     signature |= dict.fromkeys(("stride_row", "stride_row_d", "stride_col", "stride_col_d"), "i32")
@@ -31,9 +32,11 @@ def compile_sweep(precision: Precision, d: int, rows_are_x: bool):
     signature |= dict.fromkeys(("relaxation", "undamped"), "fp32")
     signature |= dict.fromkeys(("n_padded", "n_tiles", "tiles_per_split"), "i32")
     signature["scale"] = "fp32"
-    x_split, y_split = precision.splits_x and not direct, precision.splits_y and not direct
+    pairs = not direct and not packed
+    x_split, y_split = pairs and precision.splits_x, pairs and precision.splits_y
     constants = {
-        "D": padded_dimension(d), "BM": tile.rows, "BN": tile.cols, "BD": tile.coordinates, "DIRECT": direct,
+        "D": padded_dimension(d, packed=packed), "BM": tile.rows, "BN": tile.cols, "BD": tile.coordinates,
+        "DIRECT": direct,
         "ROWS_SPLIT": x_split if rows_are_x else y_split, "COLS_SPLIT": y_split if rows_are_x else x_split,
         "STAGES": tile.stages, "SETTLE": True,
     }  # fmt: skip
@@ -75,5 +78,5 @@ if __name__ == "__main__":
         for rows_are_x in (True, False):
             kernel = compile_sweep(Precision(name), int(d), rows_are_x)
             print(json.dumps({"variant": argument, "rows_are_x": rows_are_x, **inspect(kernel.asm["cubin"])}))
-            if Precision(name) is not Precision.MIXED:
+            if Precision(name) is not Precision.MIXED or Precision(name).packs(int(d)):
                 break  # both directions are the same kernel

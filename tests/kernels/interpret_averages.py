@@ -17,6 +17,8 @@ CASES = [  # n, m, d, precision, eps, common offset, columns of values
     (70, 65, 3, Precision.EXACT, 0.2, 0.0, 20),
     (65, 63, 5, Precision.EXACT, 2.0, 3.0, 2),
     (65, 300, 40, Precision.EXACT, 20.0, 0.0, 9),
+    (70, 65, 3, Precision.FAST, 0.2, 0.0, 7),
+    (65, 63, 5, Precision.MIXED, 2.0, 3.0, 2),
     (65, 63, 40, Precision.MIXED, 20.0, 0.0, 9),
     (65, 63, 40, Precision.FAST, 20.0, 0.0, 9),
     (65, 63, 130, Precision.EXACT, 60.0, 0.0, 150),

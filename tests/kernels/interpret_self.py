@@ -20,6 +20,9 @@ CASES = [  # n, d, precision, eps, damping
     (129, 40, Precision.EXACT, 1.0, 1.0),
     (70, 130, Precision.EXACT, 1.0, 1.0),
     (101, 5, Precision.EXACT, 0.1, 0.7),
+    (63, 1, Precision.FAST, 0.01, 1.0),
+    (157, 3, Precision.FAST, 0.05, 1.0),
+    (101, 5, Precision.MIXED, 0.1, 0.7),
 ]
 
 

@@ -24,6 +24,11 @@ CASES = [  # n, m, d, precision, eps, common offset, and the damping of either s
     (70, 65, 130, Precision.FAST, 1.0, 0.0),
     (101, 157, 3, Precision.EXACT, 0.05, 0.0, (0.8, 0.95)),
     (65, 63, 5, Precision.EXACT, 0.01, 3.0, (0.6, 1.0)),  # row sums far from one: the guarded loop to the end
+    (63, 100, 1, Precision.FAST, 0.1, 1e4),
+    (157, 101, 2, Precision.MIXED, 0.01, 0.0),
+    (301, 157, 3, Precision.FAST, 0.05, 0.0),
+    (100, 257, 4, Precision.FAST, 1e-3, 3.0),
+    (65, 63, 5, Precision.MIXED, 0.1, 1e4, (0.8, 1.0)),
 ]
 
 

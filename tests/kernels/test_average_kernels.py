@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from test_sweep_kernels import run_script
 
-from solvers.flash_sinkhorn.tiles import HOPPER_SHARED_BYTES
+from solvers.flash_sinkhorn.tiles import HOPPER_SHARED_BYTES, LARGEST_PACKED_DIMENSION
 
 pytest.importorskip("triton")
 
@@ -31,11 +31,12 @@ VARIANTS += ["still:exact:3:3", "still:exact:64:64"]
 @pytest.mark.slow
 def test_means_and_moments_agree_with_float64_under_the_interpreter():
     (results,) = run_script("interpret_averages.py", interpret=True)
-    assert len(results) == 8
+    assert len(results) == 10
     for case, errors in results.items():
         assert len(errors) == 19
         # Exact: exponents are float32 sums of up to about 100. Rounded: 10-bit mantissas of points and values.
-        tolerance = 2e-5 if "EXACT" in case else 2e-3
+        exact = "EXACT" in case or int(case.split(", ")[2]) <= LARGEST_PACKED_DIMENSION
+        tolerance = 2e-5 if exact else 2e-3
         assert max(errors.values()) < tolerance, (case, errors)
 
 

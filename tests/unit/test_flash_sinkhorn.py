@@ -208,6 +208,16 @@ def test_fast_with_a_tolerance_ends_in_exact_sweeps(device):
     assert device == "cpu" or result.precision is Precision.EXACT
 
 
+@pytest.mark.parametrize("precision", ["fast", "mixed"])
+@pytest.mark.parametrize("d", [1, 3, 5])
+def test_in_low_d_nothing_is_rounded_and_no_exact_sweeps_follow(device, precision, d):
+    x, y, a, b = normal(200, d) + 100.0, normal(150, d, 1) + 100.0, weights(200), weights(150, 1)
+    result = solve(*(v.to(device) for v in (x, y, a, b)), eps=0.2, tol=1e-4, precision=precision)
+    assert result.converged and result.precision == precision
+    assert {check.precision for check in result.trace} == {precision}
+    assert residual(plan(x, y, a, b, result), a, b) < 1.1e-4
+
+
 def test_time_limit_stops_the_solve(device):
     x, y = normal(2000, 3).to(device), (normal(2000, 3, 1) + 3).to(device)
     result = solve(x, y, eps=1e-4, tol=1e-9, max_seconds=0.3)
