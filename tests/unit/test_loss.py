@@ -62,7 +62,11 @@ def test_value_is_the_primal_value_of_the_definition(device, rho_x, rho_y, mass_
     assert result.value.item() == pytest.approx(expected.value, rel=1e-9 if device == "cpu" else 1e-6)
     assert result.linear_cost == pytest.approx(expected.linear_cost, rel=1e-5)
     p = result.plan.apply(torch.ones(23, device=device)).cpu().double()
-    torch.testing.assert_close(p, expected.plan.sum(1), rtol=1e-5, atol=1e-8)
+    # The columns' residual, sum_j b_j |g_j - G_j| / eps, is at most tol |b|. In L1 weighted by the plan's marginals a
+    # full update contracts errors of g by both dampings dx dy, and the rows' half-step passes on to P 1 no more than
+    # 1 - dx of them: (1 - dx) / (1 - dx dy) <= 1 of the residual arrives.
+    heaviest = (expected.plan.sum(0) / b).max().item()
+    assert (p - expected.plan.sum(1)).abs().sum().item() <= TIGHT[device] * mass_b * heaviest
 
 
 def test_dual_value_is_off_by_the_square_of_the_residual():
