@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from fsbench.records import Status
-from fsbench.report.analysis import TIME, counted, finished, power_fit
+from fsbench.report.analysis import TIME, counted, power_fit
 from fsbench.report.failures import mark_failures
 from fsbench.report.style import (
     MISSING,
@@ -41,6 +41,7 @@ _Y = {TIME: ("time to solution, median", "s")} | {
 }
 _Y |= {"half_step_error": ("half-step error / eps", "")}
 _X = {"n": "points a side n", "d": "dimension d", "tol": "residual target, L1 of marginals", "eps": "eps"}
+_BUDGET = ("dtype", "task", "mode", "tol", "max_iterations")
 _PANELS = {"n": ("eps", "d"), "d": ("eps", "n"), "tol": ("d", "eps"), "eps": ("n", "d")}  # in the order of panels
 
 
@@ -49,11 +50,14 @@ def scaling(df: pd.DataFrame, *, x: str, y: str, title: str, fit: bool = False) 
     """`y` against `x` ("n", "d", "tol" or "eps") on log axes, one panel for each value of what else varies.
 
     Time has quartile bars. With `fit` each legend entry carries the exponent fitted over ok cells and their count.
-    Cells that failed are marked over their sizes in a strip above the panel.
+    Cells that failed are marked over their sizes in a strip above the panel. Where all records are at one `x`, which
+    would be a column of dots, this is `bars`.
     """
+    if df.loc[df[x] > 0, x].nunique() == 1:
+        return bars(df, y=y, title=title)
     facts = _PANELS[x]
     # Different budgets or precisions are never one line; seeds are, as their median.
-    keys = [*(["n"] if x == "tol" else []), "dtype", "task", "mode", "tol", "max_iterations"]
+    keys = [*(["n"] if x == "tol" else []), *_BUDGET]
     more = [key for key in keys if key != x and df[key].nunique(dropna=False) > 1]
     grouped = df.groupby(["problem", *facts, *more], dropna=False)
     panels = [part for _, part in grouped if part[x].notna().any() and part["problem"].notna().any()]
@@ -125,12 +129,21 @@ def bars(df: pd.DataFrame, *, y: str, title: str) -> Figure:
     panels = [part for _, part in df.groupby("group_id", sort=False)]
     if not panels:
         return _empty(title)
-    figure = _figure(6.8, len(panels) * (0.32 * len(look) + 0.9) + 0.3, title)
-    for ax, part in zip(figure.subplots(len(panels), squeeze=False).flat, panels, strict=True):
+    columns = 1 if len(panels) < 3 else 2
+    rows = math.ceil(len(panels) / columns)
+    figure = _figure(6.8 * columns, rows * (0.32 * len(look) + 0.9) + 0.3, title)
+    more = [key for key in _BUDGET if df[key].nunique(dropna=False) > 1]
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for index, ax in enumerate(axes.flat):
+        if index >= len(panels):
+            ax.set_axis_off()
+            continue
+        part = panels[index]
         records = {record["solver"]: record for _, record in part.iterrows()}
         names = [name for name in look if name in records]
-        values = finished(part).set_index("solver")[y].dropna()
-        scale, unit = EngFormatter(unit=_Y[y][1], sep=" "), values.max() if len(values) else 1.0
+        valid = counted(part, y)
+        values = valid[valid[y] > 0].set_index("solver")[y]
+        scale = EngFormatter(unit=_Y[y][1], sep=" ") if _Y[y][1] else FuncFormatter(lambda value, _: f"{value:.3g}")
         for place, name in enumerate(names):
             record = records[name]
             if name not in values:
@@ -144,12 +157,13 @@ def bars(df: pd.DataFrame, *, y: str, title: str) -> Figure:
             ax.errorbar(values[name], place, xerr=spread, fmt="none", ecolor="#333333", capsize=2, linewidth=1)
             ax.text(max(values[name], high), place, f"  {scale(float(f'{values[name]:.2e}'))}", va="center")
         ax.set_yticks(range(len(names)), [look[name].label for name in names])
-        ax.invert_yaxis()
+        ax.set_ylim(len(names) - 0.5, -0.5)
         ax.grid(False, axis="y")
-        ax.set_xlim(0, unit * 1.18)
+        ax.set_xlim(0, 1.18 * (values.max() if len(values) else 1.0))
         ax.xaxis.set_major_formatter(scale)
-        shape = part.iloc[0]
-        ax.set_title(f"n = {count_text(shape['n'])}, d = {count_text(shape['d'])}, eps = {shape['eps']:g}", loc="left")
+        said = [shape_text(part.iloc[0]), *([part["problem"].iloc[0]] if df["problem"].nunique() > 1 else [])]
+        said += [f"{key} = {part[key].iloc[0]}" for key in more if pd.notna(part[key].iloc[0])]
+        ax.set_title(", ".join(said), loc="left")
         ax.set_xlabel(_Y[y][0])
     return figure
 

@@ -224,6 +224,37 @@ def test_bars_have_values_or_status_words():
     assert [text.get_text().strip() for text in ax.texts] == ["1.23 ms", "OOM"]
 
 
+def test_one_size_is_bars_with_failures_marked_not_a_column_of_dots():
+    rows = [record("keops", d=d, time_s=0.001 * d) for d in (3, 64)] + [record("pot", d=3, status=Status.OOM)]
+    rows += [record("pot", d=64, time_s=0.02)]
+    figure = figures.scaling(frame(rows), x="n", y=TIME, title="t")
+    assert [ax.get_title(loc="left") for ax in figure.axes] == [f"n = 1k, d = {d}, eps = 0.1" for d in (3, 64)]
+    assert [[text.get_text().strip() for text in ax.texts] for ax in figure.axes] == [
+        ["3 ms", "OOM"],
+        ["64 ms", "20 ms"],
+    ]
+    assert all(ax.get_xscale() == "linear" for ax in figure.axes)
+    against_d = figures.scaling(frame(rows), x="d", y=TIME, title="t")
+    assert against_d.axes[0].get_xscale() == "log"
+
+
+def test_bars_of_one_size_say_what_tells_them_apart_and_draw_what_did_not_converge():
+    to_residual = {"mode": "to_residual", "half_step_error": 3e-5}
+    rows = [
+        record("keops", problem="gaussian", tol=0.01, group_id="1", **to_residual),
+        record("keops", problem="clusters", tol=0.001, group_id="2", status=Status.NOT_CONVERGED, **to_residual),
+    ]
+    figure = figures.scaling(frame(rows), x="n", y="half_step_error", title="t")
+    titles = [ax.get_title(loc="left") for ax in figure.axes]
+    assert titles == [
+        f"n = 1k, d = 64, eps = 0.1, {p}, tol = {tol}" for p, tol in (("gaussian", 0.01), ("clusters", 0.001))
+    ]
+    assert [ax.texts[0].get_text().strip() for ax in figure.axes] == ["3e-05", "3e-05"]
+    assert [ax.texts[0].get_text().strip() for ax in figures.scaling(frame(rows), x="n", y=TIME, title="t").axes] == [
+        "10 ms", "n/c"
+    ]  # fmt: skip
+
+
 def test_the_same_records_give_the_same_bytes(tmp_path):
     rows = frame(grid(["keops", "pot"]))
     first = figures.save(figures.scaling(rows, x="n", y=TIME, title="t"), tmp_path / "a", "t")
