@@ -13,6 +13,7 @@ import torch
 from .acceleration import Anderson
 from .blocked_sweeps import BlockedSweeps
 from .checks import Inputs
+from .progress import Progress
 from .sweeps import Cloud, Sweeps
 from .tiles import LOG2_E, Precision
 
@@ -66,7 +67,8 @@ class Limits:
 class Loop:
     """Sweeps of one problem in one precision with the potentials in them, and what was done so far.
 
-    n_passes: sweeps over all pairs. residual: of the last check, None before any.
+    n_passes: sweeps over all pairs. residual: of the last check, None before any. stalled: whether that ended
+    iterations because more would not have met the tolerance.
     """
 
     inputs: Inputs
@@ -77,6 +79,7 @@ class Loop:
     n_iterations: int = 0
     n_passes: float = 0.0
     residual: float | None = None
+    stalled: bool = False
     trace: list[Check] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -127,7 +130,8 @@ class Loop:
         self.n_passes += 2
 
     def iterate_to(self, tol: float, limits: Limits) -> None:
-        """At least one iteration, then on until a sweep finds the residual of what it started from <= tol.
+        """At least one iteration, then on until a sweep finds the residual of what it started from <= tol, the limits
+        are reached, or rounding lets it fall no further (`Progress`).
 
         The updates of that last sweep are taken back, so that `residual` is that of the potentials left in the sweeps.
         """
@@ -139,7 +143,7 @@ class Loop:
 
         Of alternating updates the rows' half-step met the rows' marginal exactly, and the columns' measures the rest.
         """
-        mixer = self._started_mixer()
+        mixer, progress, start = self._started_mixer(), Progress(self.sweeps), self.n_iterations
         while True:
             self.iterate()
             last = self.n_iterations >= limits.max_iterations or limits.out_of_time
@@ -147,7 +151,8 @@ class Loop:
                 continue
             residual = mixer.measure() if mixer else self._measured_residual()
             self._record(residual)
-            if residual <= tol or last:
+            self.stalled = residual > tol and progress.has_stalled(self.n_iterations - start, residual)
+            if residual <= tol or last or self.stalled:
                 for cloud, _ in self._measured():
                     cloud.potential.copy_(cloud.used)
                 yield residual

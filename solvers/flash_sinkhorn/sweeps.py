@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -16,7 +17,8 @@ class Cloud:
     weight: float64. potential: float64, u = f log2(e) / eps; used: the potential that the last sweep started from, as
     it was rounded; residual: [1], sum_i weight_i |2^(used_i - F_i) - 1|, where F is the half-step's full update of
     `used`. With a balanced marginal used - F = L, so that this is the L1 marginal residual of `used`.
-    damping: rho / (rho + eps) of a relaxed marginal, 1 for a balanced one.
+    damping: rho / (rho + eps) of a relaxed marginal, 1 for a balanced one. row_bias, col_bias: what a sweep adds to the
+    scores of the cloud as rows and as columns, in the precision of its exponents.
     """
 
     n: int
@@ -24,6 +26,8 @@ class Cloud:
     potential: torch.Tensor
     used: torch.Tensor
     residual: torch.Tensor
+    row_bias: torch.Tensor
+    col_bias: torch.Tensor
     damping: float = field(default=1.0, kw_only=True)
 
 
@@ -57,6 +61,17 @@ class Sweeps(ABC, Generic[C]):
     @abstractmethod
     def take_potential(self, cloud: C, potential: torch.Tensor) -> None:
         """Replace the potential of a side that was just settled. potential [as cloud.potential], at the same eps."""
+
+    def rounding(self) -> float:
+        """The residual over the mass that half an ulp of the largest bias makes in every exponent. Waits for the
+        device.
+
+        A bias is rounded anew each time it is stored, as the rows' and as the columns', so that not even a converged
+        pair meets its marginals to much less.
+        """
+        half_ulp = torch.finfo(self.x.row_bias.dtype).eps / 2
+        largest = max(torch.where(c.weight > 0, c.row_bias, 0.0).abs().amax().item() for c in (self.x, self.y))
+        return math.log(2) * half_ulp * largest
 
     def half_step(self, rows: C, cols: C) -> None:
         self.settle(rows, self.sweep(rows, cols), relaxation=1.0, damping=rows.damping)
