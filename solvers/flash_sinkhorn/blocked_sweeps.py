@@ -21,8 +21,6 @@ class BlockedCloud(Cloud):
     points: torch.Tensor
     half_square: torch.Tensor
     log2_weight: torch.Tensor
-    row_bias: torch.Tensor
-    col_bias: torch.Tensor
     guarded: bool = True  # nothing is known of the next sums
 
 

@@ -44,8 +44,6 @@ class StoredCloud(Cloud):
     split: bool  # whether points are hi + lo, of which each takes a product
     half_square: torch.Tensor
     log2_weight: torch.Tensor
-    row_bias: torch.Tensor
-    col_bias: torch.Tensor
     statistics: torch.Tensor
     block_statistics: torch.Tensor
     partial: torch.Tensor
