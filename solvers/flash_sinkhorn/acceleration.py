@@ -100,21 +100,24 @@ class Anderson:
 
 
 def _solution(matrix: list[list[float]], right: list[float]) -> list[float] | None:
-    """Of a positive definite system of a few equations, by elimination in place; None if rounding left it indefinite.
+    """Of a positive definite system of a few equations, by elimination in its upper half; None if rounding left it
+    indefinite. Overwrites both.
 
-    In Python: numpy takes longer to start than five equations take to solve.
+    In Python: numpy takes as long to start as five equations take to solve.
     """
-    rows = range(len(right))
-    for k in rows:
-        if not matrix[k][k] > 0.0:
+    n = len(right)
+    for k, pivot in enumerate(matrix):
+        if not pivot[k] > 0.0:
             return None
-        for i in rows[k + 1 :]:
-            factor = matrix[i][k] / matrix[k][k]
-            for j in rows[k + 1 :]:
-                matrix[i][j] -= factor * matrix[k][j]
+        for i in range(k + 1, n):
+            factor, row = pivot[i] / pivot[k], matrix[i]
+            for j in range(i, n):
+                row[j] -= factor * pivot[j]
             right[i] -= factor * right[k]
-    for k in reversed(rows):
-        right[k] = (right[k] - sum(matrix[k][j] * right[j] for j in rows[k + 1 :])) / matrix[k][k]
+    for k in reversed(range(n)):
+        for j in range(k + 1, n):
+            right[k] -= matrix[k][j] * right[j]
+        right[k] /= matrix[k][k]
     return right
 
 
