@@ -37,7 +37,7 @@ from fsbench.cell_hessian import AtPotentials, HessianPoint
 from fsbench.cell_inputs import arrays_of, clouds_of, input_hash, load_target
 from fsbench.clock import evict_l2, time_solve
 from fsbench.frameworks import Backend, backend
-from fsbench.memory import PeakMemory, energy_j, gpu_state
+from fsbench.memory import HostLoad, PeakMemory, energy_j, gpu_state
 from fsbench.records import Phase, Record, Status
 from fsbench.stats import quartiles
 
@@ -88,6 +88,7 @@ class Measurement:
     _clouds: Clouds
     _problem: Problem
     _kept: _Kept
+    _gpu_state: Record
     _point: HessianPoint  # task hvp only
 
     def __init__(self, cell: Cell) -> None:
@@ -99,6 +100,7 @@ class Measurement:
         self._seconds: list[float] = []
         self._device_seconds: list[float] = []
         self._half_seconds: list[float] = []
+        self._load = HostLoad()
 
     @property
     def _half(self) -> FixedIterations | None:
@@ -189,18 +191,20 @@ class Measurement:
         at_most = max(at_least, timing.max_samples // timing.rounds)
         if self._last_s <= timing.slow_seconds:
             self.solve()  # refills the caches that were emptied after the last step
-        begin = time.perf_counter()
-        for count in itertools.count(1):
-            timed = time_solve(self._solver, self._problem, self.cell.budget, self._backend)
-            self._seconds.append(timed.seconds)
-            self.sampled(timed.seconds)
-            if timed.device_seconds is not None:
-                self._device_seconds.append(timed.device_seconds)
-            if half:
-                self._half_seconds.append(time_solve(self._solver, self._problem, half, self._backend).seconds)
-            enough = count >= at_least and time.perf_counter() - begin >= timing.sample_seconds / timing.rounds
-            if enough or count >= at_most or timed.seconds > timing.slow_seconds:
-                break
+        with self._load:
+            begin = time.perf_counter()
+            for count in itertools.count(1):
+                timed = time_solve(self._solver, self._problem, self.cell.budget, self._backend)
+                self._seconds.append(timed.seconds)
+                self.sampled(timed.seconds)
+                if timed.device_seconds is not None:
+                    self._device_seconds.append(timed.device_seconds)
+                if half:
+                    self._half_seconds.append(time_solve(self._solver, self._problem, half, self._backend).seconds)
+                enough = count >= at_least and time.perf_counter() - begin >= timing.sample_seconds / timing.rounds
+                if enough or count >= at_most or timed.seconds > timing.slow_seconds:
+                    break
+        self._gpu_state = gpu_state(self.cell.device)
         self._last_s = timed.seconds
         self._kept = self._keep(timed.solution)
         del timed
@@ -235,6 +239,8 @@ class Measurement:
             **self._quality_columns(scored, reached=bool(reached)),
             "gradient_rel_err": self._gradient_error(),
             "hvp_rel_err": product_error,
+            "host_load_cpus": self._load.cpus,
+            **self._gpu_state,
             **memory,
         }
 
@@ -249,7 +255,6 @@ class Measurement:
                 self.solve()
                 calls += 1
             after = energy_j(device)
-            state = gpu_state(device)
         allocated = self._backend.peak_alloc_bytes()
         # A pool that an earlier, larger cell filled hides this cell's own need: then neither number is known.
         on_device = peak.peak_device_bytes if allocated is not None else None
@@ -259,7 +264,6 @@ class Measurement:
             "peak_device_bytes": on_device,
             "peak_host_bytes": self._host_peak(peak.peak_host_bytes),
             "energy_j": None if joules is None or after is None else (after - joules) / calls,
-            **state,
         }
 
     def _host_peak(self, seen_bytes: int) -> int | None:

@@ -1,10 +1,11 @@
-"""Peak memory of a stretch of work, and the GPU's state: NVML for the device, the resident set for the host."""
+"""Peak memory of a stretch of work, and the machine's state: NVML for the device, the resident set for the host."""
 
 from __future__ import annotations
 
 import ctypes
 import re
 import threading
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import psutil
 
 SAMPLE_INTERVAL_S = 0.005
+SHORTEST_LOAD_S = 0.2  # the kernel counts processor time in steps of a hundredth of a second
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
 
 
@@ -115,6 +117,33 @@ def gpu_state(device: str) -> dict[str, Any]:
         ),
     }
     return {name: _reading(read) for name, read in readings.items()}
+
+
+class HostLoad:
+    """Context manager, entered any number of times: how many CPUs other processes keep busy while inside."""
+
+    def __init__(self) -> None:
+        self._others_s = self._wall_s = 0.0
+
+    def __enter__(self) -> None:
+        self._begin = _processor_clocks()
+
+    def __exit__(self, *exc: object) -> None:
+        wall_s, busy_s, own_s = (end - begin for begin, end in zip(self._begin, _processor_clocks(), strict=True))
+        self._wall_s += wall_s
+        self._others_s += busy_s - own_s
+
+    @property
+    def cpus(self) -> float | None:
+        """Of the whole machine, outside a container too; None where less was seen than the counters resolve."""
+        return max(0.0, self._others_s / self._wall_s) if self._wall_s >= SHORTEST_LOAD_S else None
+
+
+def _processor_clocks() -> tuple[float, float, float]:
+    """Seconds: of the wall, of all processors at work, of this process."""
+    at = psutil.cpu_times()
+    names = ("user", "nice", "system", "irq", "softirq", "steal")  # guests are part of user
+    return time.perf_counter(), sum(getattr(at, name, 0.0) for name in names), time.process_time()
 
 
 def energy_j(device: str) -> float | None:

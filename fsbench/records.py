@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from fsbench.api import Cell, FixedIterations, Task, budget_to_dict
 
-SCHEMA_VERSION = 2
-_READABLE = (1, SCHEMA_VERSION)
+SCHEMA_VERSION = 3
+_READABLE = (1, 2, SCHEMA_VERSION)
 
 Record = dict[str, Any]
 
@@ -136,14 +136,15 @@ _MEMORY = [
     ("peak_device_bytes", pa.int64()),  # NVML, above what was in use before the solve
     ("peak_host_bytes", pa.int64()),  # resident set above what was in use before the solve
 ]
-_MACHINE = [
+_MACHINE = [  # while the cell was sampled
     ("sm_clock_mhz", pa.float64()),
     ("memory_clock_mhz", pa.float64()),
     ("temperature_c", pa.float64()),
     ("power_w", pa.float64()),
     ("throttle_reasons", pa.string()),
     ("energy_j", pa.float64()),  # per solve
-    ("foreign_processes", pa.int32()),
+    ("foreign_processes", pa.int32()),  # on the GPU, of others than this run; null where process numbers are hidden
+    ("host_load_cpus", pa.float64()),  # CPUs that other processes kept busy
     ("hbm_read_bytes", pa.float64()),
     ("hbm_write_bytes", pa.float64()),
     ("sm_throughput_pct", pa.float64()),
@@ -211,7 +212,7 @@ def describe(cell: Cell) -> Record:
 def upgraded(record: Record) -> Record:
     """`record` in this schema, if it is of this or an older version that can be read. ValueError otherwise.
 
-    Version 1 knew forward solves only, and no commit: that column stays null.
+    Version 1 knew forward solves only, and no commit; version 2 no load of the host: those columns stay null.
     """
     version = record.get("schema_version")
     if version not in _READABLE:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from cell_fakes import ONCE, Allocates, Fake, InJax, Picky, make, run
 
@@ -110,6 +111,21 @@ def test_memory_pass_is_of_a_solve_alone() -> None:
     assert record["peak_host_bytes"] == pytest.approx(64 << 20, rel=0.05)
     assert record["peak_alloc_bytes"] is None and record["peak_device_bytes"] is None and record["energy_j"] is None
     assert record["input_bytes"] == 8 * (13 * 2 + 9 * 2 + 13 + 9)
+
+
+def test_the_machine_s_state_is_that_of_the_samples_with_or_without_a_memory_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    phases: list[Phase] = []
+    measurement = Measurement(make(Fake, solve_s=0.1))
+    monkeypatch.setattr(
+        cell_module, "gpu_state", lambda device: (phases.append(measurement.phase), {"sm_clock_mhz": 1980.0})[1]
+    )
+    measurement.start()
+    measurement.sample()
+    record = measurement.finish()
+    assert phases == [Phase.TIME] and record["sm_clock_mhz"] == 1980.0
+    assert 0 <= record["host_load_cpus"] <= psutil.cpu_count()
 
 
 def test_scoring_is_outside_every_timed_and_memory_window(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -95,6 +97,27 @@ def test_gpu_state_leaves_out_what_the_driver_does_not_offer(monkeypatch: pytest
     }  # fmt: skip
     assert memory.energy_j("cuda") == 2.5
     assert memory.device_bytes_in_use("cuda") == 123
+
+
+def test_host_load_is_of_others_over_all_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two stretches, 1 s and 3 s; all processors worked 2.5 s and 3.5 s, of which this process 1 s and 3 s."""
+    clocks = iter([(0.0, 10.0, 5.0), (1.0, 12.5, 6.0), (9.0, 20.0, 7.0), (12.0, 23.5, 10.0)])
+    monkeypatch.setattr(memory, "_processor_clocks", lambda: next(clocks))
+    load = memory.HostLoad()
+    assert load.cpus is None
+    for expected in (1.5, 2.0 / 4.0):
+        with load:
+            pass
+        assert load.cpus == pytest.approx(expected)
+
+
+def test_host_load_sees_another_process_at_work() -> None:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        load = memory.HostLoad()
+        with load:
+            time.sleep(1.0)
+        busy.kill()
+    assert load.cpus is not None and load.cpus > 0.3  # a whole CPU, or its share of one that others use as well
 
 
 def test_nothing_is_read_on_the_cpu() -> None:

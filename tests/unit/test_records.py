@@ -51,6 +51,18 @@ def test_records_of_the_first_schema_are_read_as_forward_solves(folder, tmp_path
     assert set(pq.ParquetFile(file).read()["task"].to_pylist()) == {"forward"}
 
 
+def test_records_of_the_second_schema_are_read_without_the_host_s_load(folder, tmp_path):
+    old = read_lines(GOLDENS / "records_v2.jsonl")
+    assert {made["schema_version"] for made in old} == {2} and "host_load_cpus" not in old[0]
+    run = folder("old", *old, environments=({"env_id": env_id} for env_id in {made["env_id"] for made in old}))
+    for made in collecting.read(run)[0]:
+        check_record(made)
+    (file, _) = collect([run], tmp_path / "out")
+    table = pq.ParquetFile(file).read()
+    assert set(table["schema_version"].to_pylist()) == {records.SCHEMA_VERSION}
+    assert set(table["host_load_cpus"].to_pylist()) == {None}
+
+
 @pytest.mark.parametrize(
     ("change", "needle"),
     [
@@ -172,7 +184,7 @@ def test_shards_of_one_folder_are_read_together(folder, tmp_path):
 
 def test_old_schema_lost_environment_and_empty_folder_are_told(folder, tmp_path):
     old = folder("old", record("a") | {"schema_version": 0})
-    with pytest.raises(ValueError, match="version 0; this fsbench reads versions 1, 2: run the experiment again"):
+    with pytest.raises(ValueError, match="version 0; this fsbench reads versions 1, 2, 3: run the experiment again"):
         collect([old], tmp_path / "out")
     with pytest.raises(ValueError, match="has no environment"):
         collect([folder("lost", record("a"), environments=())], tmp_path / "out")
