@@ -8,7 +8,7 @@ from .sweeps import Sweeps
 
 FALL = 0.8  # of the residual in as many iterations again: a constant rate falls much further, and even 1 / k halves
 FEWEST = 20  # iterations, for starts whose residual is small already
-ROUNDINGS = 4.0  # plain iterations end at 0.05 to 0.6 of `Sweeps.rounding`, mixed ones up to twice that
+ROUNDINGS = 4.0  # plain iterations end at 0.05 to 0.6 of `Sweeps.rounding`, mixed ones at tiny eps up to 4
 
 
 class Progress:
