@@ -7,7 +7,8 @@ the plan they define. README.md derives the method.
 from .costs import LabelTransport, label_transport, unit_vectors
 from .hvp import hvp
 from .lanczos import lanczos_min_eigenvalue
-from .loss import NotConverged, ot_value
+from .loss import ot_value
+from .notices import NotConverged
 from .operators import Plan, barycentric_projection, gradient, plan_apply
 from .samples_loss import SamplesLoss
 from .solver import Check, Result, Updates, solve

@@ -3,7 +3,6 @@ theorem: nothing is propagated through iterations."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,15 +11,12 @@ import torch
 
 from .checks import positive
 from .hvp import hvp
+from .notices import NotConverged, tell
 from .operators import Plan
 from .tiles import Precision
 from .values import balance, dual_value, relative_marginal, weight_gradient_slope, weight_gradients
 
 Gradients = tuple[torch.Tensor | None, ...]
-
-
-class NotConverged(UserWarning):
-    """A solve ended at a limit: what was returned has the residual that the message states."""
 
 
 @dataclass(frozen=True)
@@ -196,11 +192,10 @@ class _Pair:
             precision=problem.precision,
         )
         if not product.converged:
-            warnings.warn(
-                f"second derivatives: linear solve ended at relative residual {product.residual:.1e}, "
-                f"above {problem.hessian_tol:.0e}",
+            tell(
+                f"second derivatives: the linear solve ended at relative residual {product.residual:.0e} (hessian_tol "
+                f"{problem.hessian_tol:.0e}), for potentials of marginal residual {product.marginal_residual:.0e}",
                 NotConverged,
-                stacklevel=2,
             )
         slope_a = weight_gradient_slope(f, problem.rho_x, problem.eps)
         slope_b = weight_gradient_slope(g, problem.rho_y, problem.eps)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 import torch
 
 from .checks import positive
-from .loss import NotConverged
 from .tiles import Precision
 from .transport import Transport, transport
 from .values import balance
@@ -38,10 +36,10 @@ class SamplesLoss(torch.nn.Module):
     f - f_self and g - g_self with debias, f and g without; <a, f> / |a| = <b, g> / |b| with reach None.
 
     Every solve ends on its residual, not on a schedule: tol (L1 marginal residual over the mass; None as of
-    `transport.transport`: 1e-4 unless float32 allows no less), or n_iterations for a fixed number. At max_iterations,
-    or max_seconds for each item of a batch, the warning NotConverged says how far it came; `transport` returns the
-    full result instead. So scaling, diameter, truncate, cluster_scale, kernel and backend change nothing: they are
-    checked and otherwise ignored. verbose prints each result.
+    `transport.transport`: 1e-4, or with a RuntimeWarning what float32 allows), or n_iterations for a fixed number. At
+    max_iterations, or max_seconds for each item of a batch, the warning NotConverged says how far it came. So scaling,
+    diameter, truncate, cluster_scale, kernel and backend change nothing: they are checked and otherwise ignored.
+    verbose prints each result.
 
     Other losses, p = 1, other costs and cluster labels raise ValueError: they are GeomLoss's own.
 
@@ -105,14 +103,6 @@ class SamplesLoss(torch.nn.Module):
         a, x, b, y = _call(clouds)
         batched = x.ndim == 3
         results = self._solve(a, x, b, y)
-        if any(result.converged is False for result in results):
-            worst = max(results, key=lambda result: result.residual or 0.0)
-            warnings.warn(
-                f"not converged: residual {worst.residual:.1e} above tol {worst.tol:.1e}; "
-                "raise max_iterations, blur or tol",
-                NotConverged,
-                stacklevel=5,  # of torch.nn.Module's caller
-            )
         dtype = torch.float64 if torch.float64 in (x.dtype, y.dtype) else torch.float32
         if not self.potentials:
             values = torch.stack([result.value for result in results]).to(dtype)

@@ -16,6 +16,7 @@ from .checks import checked_inputs, positive, whole
 from .loop import Limits
 from .loss import Regularisation, full_precision, pair_value, promoted, self_value
 from .near_copies import ATTEMPT_PASSES, NearCopy, solve_near_copy
+from .notices import NotConverged, tell
 from .operators import Plan
 from .self_transport import solve_self
 from .solver import Result, solve
@@ -124,7 +125,8 @@ def transport(
 
     x [n, d], y [m, d], a [n], b [m]: as of `solve`, of any float dtype, strides and device; uniform weights if None.
     Solved to tol on the L1 marginal residual, or for n_iterations; max_seconds is for all problems together. tol None
-    is 1e-4, or up to 1e-2 where float32's rounding of |x|^2 / eps allows no less; the result states it. Gradients are
+    is 1e-4, or up to 1e-2 where float32's rounding of |x|^2 / eps allows no less: a RuntimeWarning says so, and the
+    result states it. The warning NotConverged states the residual of a solve that ended at a limit. Gradients are
     off by the residual times the distances between points that share mass, values by eps times the residual, or its
     square where convergence is quick: ask for a smaller tol where that counts. So `converged` is about marginals: a
     share of the mass below tol that has far to go is not seen, however much its cost. With float32 clouds values are
@@ -174,6 +176,13 @@ def transport(
                 divergence = divergence + problem.eps * (a.sum() - b.sum()).square() / 2
     solved = [pair, *own]
     residuals = [each.residual for each in solved if each.residual is not None]
+    converged = all(each.converged for each in solved) if residuals else None
+    if converged is False:
+        tell(
+            f"not converged: residual {max(residuals):.0e} above tol {budget.tol:.0e}; raise max_iterations, "
+            "max_seconds, eps (blur) or tol",
+            NotConverged,
+        )
     return Transport(
         ot=ot,
         divergence=divergence,
@@ -182,7 +191,7 @@ def transport(
         f_self=(own[0].g if own[0].symmetric else own[0].f) if own else None,
         g_self=own[1].g if own else None,
         residual=max(residuals) if residuals else None,
-        converged=all(each.converged for each in solved) if residuals else None,
+        converged=converged,
         tol=budget.tol,
         problem=pair.problem,
         n_passes=sum(each.n_passes for each in solved),
@@ -255,14 +264,22 @@ def _self_value(x: torch.Tensor, a: torch.Tensor, own: _Solved) -> torch.Tensor:
 
 
 def _default_tol(x: torch.Tensor, y: torch.Tensor, a: torch.Tensor, b: torch.Tensor, problem: Regularisation) -> float:
-    """1e-4, or more where float32 exponents, which are as large as |x|^2 / eps, allow no less."""
+    """1e-4, or more where float32 exponents, which are as large as |x|^2 / eps, allow no less; that is told."""
     if x.device.type == "cpu" and x.dtype is torch.float64:
         return DEFAULT_TOL
     x, y, a, b = (v.detach() for v in (x, y, a, b))
     centre = (_mean(x, a) + _mean(y, b)) / 2
     squares = torch.stack([_mean((v - centre).square().sum(1), w) for v, w in ((x, a), (y, b))]).amax().item()
     floor = FLOAT32_FLOOR * problem.cost_scale * squares / problem.eps
-    return min(max(DEFAULT_TOL, floor), LARGEST_DEFAULT_TOL)
+    tol = min(max(DEFAULT_TOL, floor), LARGEST_DEFAULT_TOL)
+    used, asked = f"{tol:.0e}", f"{DEFAULT_TOL:.0e}"
+    if used != asked:
+        tell(
+            f"solved to tol {used}, not {asked}: float32 rounds exponents as large as |x|^2 / eps, and eps = "
+            f"{problem.eps:g} is small for these clouds; set tol= to choose, or raise eps (blur)",
+            RuntimeWarning,
+        )
+    return tol
 
 
 def _mean(values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from solvers.flash_sinkhorn import blocked_averages
 from solvers.flash_sinkhorn.hvp import hvp
 from solvers.flash_sinkhorn.loss import Regularisation, ot_value, self_value
+from solvers.flash_sinkhorn.notices import NotConverged
 from solvers.flash_sinkhorn.self_transport import solve_self
 from solvers.flash_sinkhorn.solver import solve
 from solvers.flash_sinkhorn.transport import transport
@@ -311,11 +312,13 @@ def test_one_result_states_every_quantity_and_convention(device):
     assert "residual not measured" in repr(transport(x, x, eps=0.5, n_iterations=2))
 
 
+@pytest.mark.filterwarnings("ignore:solved to tol:RuntimeWarning")
 def test_what_did_not_converge_says_so():
     """N02, N15: the flag and the residual are those of the potentials returned."""
     x = torch.cat([torch.linspace(0, 0.3, 30), torch.linspace(5, 5.3, 20)])[:, None]
     y = torch.cat([torch.linspace(0, 0.3, 20), torch.linspace(5, 5.3, 30)])[:, None]
-    result = transport(x, y, eps=0.01, max_iterations=5, debias=True)
+    with pytest.warns(NotConverged, match="residual"):
+        result = transport(x, y, eps=0.01, max_iterations=5, debias=True)
     assert result.converged is False and "NOT converged" in repr(result)
     p = (torch.exp((result.f[:, None] + result.g - cost_matrix(x, y)) / 0.01)) / 2500
     truth = max((p.sum(side) - 0.02).abs().sum().item() for side in (0, 1))
@@ -324,6 +327,8 @@ def test_what_did_not_converge_says_so():
     assert solved.converged and solved.value.item() == pytest.approx(4.599039, rel=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:solved to tol:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore::solvers.flash_sinkhorn.NotConverged")  # one iteration
 @pytest.mark.parametrize(("d", "eps"), [(64, 5e-3), (64, 1e-3), (10, 1e-2), (3, 1e-3)])
 def test_default_tolerance_is_within_reach_of_float32_and_stated(device, d, eps):
     x, y = (torch.rand(300, d, generator=torch.Generator().manual_seed(seed)).to(device) for seed in (0, 1))
@@ -390,7 +395,8 @@ def test_fixed_iterations_give_the_value_of_their_potentials(device):
 def test_seconds_are_for_all_problems_together():
     """An impossible tolerance: the first problem uses up the time, the others end after one iteration."""
     x, y = normal(401, 3), normal(399, 3, 1)
-    result = transport(x, y, eps=1e-3, tol=1e-30, debias=True, max_seconds=0.3)
+    with pytest.warns(NotConverged, match="max_seconds"):
+        result = transport(x, y, eps=1e-3, tol=1e-30, debias=True, max_seconds=0.3)
     assert result.converged is False and math.isfinite(result.value.item())
     with pytest.raises(ValueError, match="max_seconds"):
         transport(x, y, eps=1e-3, max_seconds="soon")

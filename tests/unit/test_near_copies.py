@@ -9,6 +9,8 @@ import torch
 
 from solvers.flash_sinkhorn import transport
 
+pytestmark = pytest.mark.filterwarnings("ignore:solved to tol:RuntimeWarning")
+
 GRID = 2.0**-8  # coordinates of a float32 cloud near 1e4 that is still an exact copy when moved
 
 
@@ -22,6 +24,7 @@ def weights(n):
     return w / w.sum()
 
 
+@pytest.mark.filterwarnings("ignore::solvers.flash_sinkhorn.NotConverged")  # float32 exponents of up to 1e8
 @pytest.mark.parametrize(("dtype", "offset"), [(torch.float32, 0.0), (torch.float32, 1e4), (torch.float64, 1e6)])
 @pytest.mark.parametrize("d", [1, 3, 10, 200])
 @pytest.mark.parametrize("eps", [1e-6, 1e-4, 1e-2, 1.0])

@@ -11,7 +11,7 @@ import torch.utils.checkpoint
 from dense_reference import divergence, solve_dense
 from full_cost import TIGHT
 
-from solvers.flash_sinkhorn.loss import NotConverged
+from solvers.flash_sinkhorn import NotConverged, transport
 from solvers.flash_sinkhorn.samples_loss import SamplesLoss
 
 
@@ -301,13 +301,43 @@ def test_potentials_are_the_gradients_in_the_weights(device):
 def test_what_did_not_converge_warns_and_what_did_does_not():
     x = torch.cat([torch.linspace(0, 0.3, 30), torch.linspace(5, 5.3, 20)])[:, None]
     y = torch.cat([torch.linspace(0, 0.3, 20), torch.linspace(5, 5.3, 30)])[:, None]
-    with pytest.warns(NotConverged, match="residual"):
-        SamplesLoss(blur=0.05, max_iterations=3)(x, y)
+    hurried = SamplesLoss(blur=0.05, tol=1e-3, max_iterations=3)
+    calls = (
+        lambda: hurried(x, y),
+        lambda: hurried.transport(x, y),
+        lambda: hurried(x.expand(2, -1, -1), y.expand(2, -1, -1)),
+        lambda: transport(x, y, eps=0.0025, cost_scale=0.5, tol=1e-3, max_iterations=3),
+    )
+    for call in calls:
+        with pytest.warns(NotConverged, match="residual .* above tol 1e-03; raise max_iterations") as told:
+            call()
+        assert {one.filename for one in told} == {__file__}
+    assert transport(x, y, eps=0.0025, cost_scale=0.5, tol=1e-3).converged
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert SamplesLoss(blur=0.05)(x, y).item() == pytest.approx(4.599 / 2, rel=1e-2)
+        assert SamplesLoss(blur=0.05, tol=1e-3)(x, y).item() == pytest.approx(4.599 / 2, rel=1e-2)
         SamplesLoss(blur=0.05, n_iterations=3)(x, y)
-    assert SamplesLoss(blur=0.05, max_iterations=3).transport(x, y).converged is False
+
+
+def test_a_default_tolerance_that_float32_cannot_hold_is_told(device):
+    """4e-7 |x|^2 / (2 eps), and no more than 1e-2: once for a line of the user's, and not if tol is given."""
+    x = torch.cat([torch.full((5, 1), -20.0), torch.full((5, 1), 20.0)]).to(device)
+    for blur, tol in ((0.5, "3e-04"), (0.1, "8e-03"), (0.01, "1e-02")):
+        with pytest.warns(RuntimeWarning, match=f"tol {tol}, not 1e-04.* set tol=") as told:
+            result = SamplesLoss(blur=blur).transport(x, x + 1)
+        assert told[0].filename == __file__ and f"{result.tol:.0e}" == tol
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")
+        for shift in (1.0, 1.1):  # of one line, figures and all
+            SamplesLoss(blur=0.5)(x, x + shift)
+    assert len(told) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        SamplesLoss(blur=0.5, tol=1e-3)(x, x + 1)
+        SamplesLoss(blur=0.5, n_iterations=3)(x, x + 1)
+        SamplesLoss(blur=2.0)(x, x + 1)
+        if device == "cpu":
+            SamplesLoss(blur=0.1)(x.double(), x.double() + 1)
 
 
 def test_results_and_settings_can_be_read(device, capsys):

@@ -13,7 +13,9 @@ from full_cost import TIGHT, Full, leaf, normal, plain, uniform, weights
 from solvers.flash_sinkhorn import SamplesLoss
 
 # At the smallest eps here the float32 grade sweeps of a GPU cannot reach every tolerance; the answers are still right.
-pytestmark = pytest.mark.filterwarnings("ignore::solvers.flash_sinkhorn.NotConverged")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::solvers.flash_sinkhorn.NotConverged", "ignore:solved to tol:RuntimeWarning"
+)
 
 
 @pytest.mark.parametrize("eps", [1e-6, 0.1, 10.0])

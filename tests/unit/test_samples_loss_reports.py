@@ -16,6 +16,8 @@ from full_cost import TIGHT, Full, leaf, normal, plain, shifted, uniform, weight
 
 from solvers.flash_sinkhorn import SamplesLoss
 
+pytestmark = pytest.mark.filterwarnings("ignore:solved to tol:RuntimeWarning")
+
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("eps", [1e-4, 2.5e-3, 0.05])
