@@ -29,6 +29,6 @@ def test_a_cloud_swept_against_itself_under_the_interpreter():
 def test_rounding_of_a_cloud_and_its_copy_cancels_under_the_interpreter():
     """float32 rounds exponents of 2e4 to 1e-3: that must be the same in all three problems."""
     (results,) = run_script("interpret_copies.py", interpret=True)
-    assert len(results) == 9
+    assert len(results) == 6
     for case, found in results.items():
         assert found["converged"] and abs(found["divergence_over_eps"]) <= 1e-6, (case, found)
