@@ -37,6 +37,10 @@ class Regularisation:
     def balanced(self) -> bool:
         return self.rho_x is None and self.rho_y is None
 
+    def plan(self, *tensors: torch.Tensor) -> Plan:
+        """Of x, y, a, b, f, g."""
+        return Plan(*tensors, eps=self.eps, cost_scale=self.cost_scale, precision=self.precision)
+
 
 def ot_value(
     x: torch.Tensor,
@@ -77,7 +81,7 @@ def ot_value(
     with full_precision(x):
         x, y, a, b = promoted(x, y, a, b)
         f, g = f.detach().double(), g.detach().double()
-        _plan(problem, [v.detach() for v in (x, y, a, b, f, g)])  # its checks, now rather than in backward
+        problem.plan(*(v.detach() for v in (x, y, a, b, f, g)))  # its checks, now rather than in backward
         return pair_value(x, y, a, b, f, g, problem)
 
 
@@ -107,7 +111,7 @@ def pair_value(
 ) -> torch.Tensor:
     """`ot_value` of checked and promoted tensors."""
     with torch.no_grad():
-        mass = None if problem.balanced else _plan(problem, [x, y, a, b, f, g]).row_sums().sum()
+        mass = None if problem.balanced else problem.plan(x, y, a, b, f, g).row_sums().sum()
         value = dual_value(a, b, f, g, eps=problem.eps, rho_x=problem.rho_x, rho_y=problem.rho_y, plan_mass=mass)
     return _attach(value, _Pair(problem), [x, y, a, b], [f, g])
 
@@ -126,11 +130,6 @@ def self_value(
     return _attach(value, _Self(problem), [x, a], [update])
 
 
-def _plan(problem: Regularisation, tensors: Sequence[torch.Tensor]) -> Plan:
-    x, y, a, b, f, g = tensors
-    return Plan(x, y, a, b, f, g, eps=problem.eps, cost_scale=problem.cost_scale, precision=problem.precision)
-
-
 class _Pair:
     """First and second derivatives of OT_eps in (x, y, a, b), given (x, y, a, b, f, g)."""
 
@@ -141,7 +140,7 @@ class _Pair:
         """Only those needed: points' in the dtype of x and y, weights' in float64."""
         a, b, f, g = tensors[2:]
         problem = self.problem
-        plan = _plan(problem, tensors) if needed[0] or needed[1] else None
+        plan = problem.plan(*tensors) if needed[0] or needed[1] else None
         points: list[torch.Tensor | None] = []
         mean_mass = (a.sum() + b.sum()) / 2 if problem.balanced else None
         sides = (False, needed[0], a, problem.rho_x), (True, needed[1], b, problem.rho_y)

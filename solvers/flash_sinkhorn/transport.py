@@ -63,14 +63,7 @@ class Transport:
     @cached_property
     def plan(self) -> Plan:
         """The plan of OT_eps(a, b) as an operator."""
-        return Plan(
-            *self.inputs,
-            self.f,
-            self.g,
-            eps=self.problem.eps,
-            cost_scale=self.problem.cost_scale,
-            precision=self.problem.precision,
-        )
+        return self.problem.plan(*self.inputs, self.f, self.g)
 
     @cached_property
     def linear_cost(self) -> float:
