@@ -87,8 +87,10 @@ def sweep_tile(precision: Precision, d: int, shared_bytes: int = HOPPER_SHARED_B
         )
     if width <= 16:
         return Tile(128, 64, coordinates, 4, 3, 4)
+    if width <= 64:
+        return Tile(128, 128, coordinates, 8, 2, 2)
     if width <= 128:
-        return Tile(128, 128, coordinates, 8, 2, 2 if width <= 64 else 1)
+        return Tile(256, 64, coordinates, 8, 2, 1)
     return Tile(128, 128, 64, 8, 3, 1)
 
 
