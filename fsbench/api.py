@@ -34,6 +34,7 @@ class Task(StrEnum):
     FORWARD = "forward"  # the potentials
     FORWARD_BACKWARD = "forward_backward"  # and the gradient of OT_eps in both clouds
     HVP = "hvp"  # the Hessian of OT_eps in x times a direction, at converged potentials that are given
+    DIVERGENCE = "divergence"  # the value OT_eps(a, b) - OT_eps(a, a) / 2 - OT_eps(b, b) / 2, without any gradient
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,9 @@ class Solution:
     its own sum, 2 cost_scale a_i (x_i - (P y)_i / r_i). The two agree at convergence; either will do.
     h_x [n, d]: the Hessian product, if that is the task; iterations, convergence and trace are then those of its linear
     system, the trace's residuals relative to the right-hand side.
+    value, self_potentials: the Sinkhorn divergence as a scalar, and pairs (f [n], g [n]) and (f [m], g [m]) of each
+    cloud's OT_eps with itself, if that is the task; f, g are then those of OT_eps(a, b), n_iterations of each of the
+    three problems, n_passes of all together, each over its own pairs.
     """
 
     f: Any
@@ -124,6 +128,13 @@ class Solution:
     grad_x: Any = None
     grad_y: Any = None
     h_x: Any = None
+    value: Any = None
+    self_potentials: tuple[tuple[Any, Any], tuple[Any, Any]] | None = None
+
+    @property
+    def outputs(self) -> tuple[Any, ...]:
+        """All that the device may still be working on."""
+        return self.f, self.g, self.grad_x, self.grad_y, self.h_x, self.value, self.self_potentials
 
     def with_gradients(self, grad_x: Any, grad_y: Any, *, passes: float) -> Solution:
         """This solution with its gradients, which took so many more passes over all pairs."""

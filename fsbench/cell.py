@@ -1,8 +1,8 @@
 """Measure one cell: import, prepare, warm up, sample in rounds, a memory pass of its own, then score.
 
-Runs inside a worker. `Measurement` raises whatever goes wrong; `describe_failure` turns that into record columns.
-Importing this module loads no framework: the solver's own module comes first, for it may have to load libraries that
-must precede torch's.
+Runs inside a worker. `Measurement` raises whatever goes wrong; `cell_failure` turns that into record columns. Importing
+this module loads no framework: the solver's own module comes first, for it may have to load libraries that must precede
+torch's.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import itertools
 import json
 import math
 import time
-import traceback
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -33,6 +34,7 @@ from fsbench.api import (
     ToResidual,
     Unsupported,
 )
+from fsbench.cell_divergence import KeptDivergence
 from fsbench.cell_hessian import AtPotentials, HessianPoint
 from fsbench.cell_inputs import arrays_of, clouds_of, input_hash, load_target
 from fsbench.clock import evict_l2, time_solve
@@ -59,6 +61,7 @@ class _Kept:
     g: np.ndarray
     gradients: tuple[np.ndarray, np.ndarray] | None
     h_x: np.ndarray | None
+    divergence: KeptDivergence | None
     said: Solution
 
 
@@ -177,7 +180,7 @@ class Measurement:
     def solve(self, budget: Budget | None = None) -> Solution:
         """One solve outside every clock, finished when this returns."""
         solution = self._solver.solve(self._problem, budget or self.cell.budget)
-        self._backend.wait((solution.f, solution.g, solution.grad_x, solution.grad_y, solution.h_x))
+        self._backend.wait(solution.outputs)
         return solution
 
     def sampled(self, seconds: float) -> None:
@@ -239,6 +242,7 @@ class Measurement:
             **self._quality_columns(scored, reached=bool(reached)),
             "gradient_rel_err": self._gradient_error(),
             "hvp_rel_err": product_error,
+            **self._divergence_columns(scored),
             "host_load_cpus": self._load.cpus,
             **self._gpu_state,
             **memory,
@@ -288,16 +292,19 @@ class Measurement:
             if solution.h_x is None:
                 raise InvalidSolution("task hvp: the solution must hold h_x")
             h_x = self._backend.host(solution.h_x)
-        return _Kept(f, g, gradients, h_x, replace(solution, f=None, g=None, grad_x=None, grad_y=None, h_x=None))
+        divergence = None
+        if self.cell.task is Task.DIVERGENCE:
+            with _scoring():
+                divergence = KeptDivergence.of(solution, self._backend)
+        said = Solution(None, None, solution.n_iterations, solution.n_passes, solution.converged, solution.trace)
+        return _Kept(f, g, gradients, h_x, divergence, said)
 
     def _score(self, kept: _Kept) -> Score:
         from fsbench.metrics import score  # brings torch: see the module's docstring
 
         cell = self.cell
-        try:
+        with _scoring():
             scored = score(self._clouds, kept.f, kept.g, eps=cell.eps, cost_scale=cell.cost_scale, device=cell.device)
-        except ValueError as reason:
-            raise InvalidSolution(str(reason)) from reason
         if not math.isfinite(scored.residual_l1):
             raise InvalidSolution("f and g are finite, but their plan overflows float64: the residual is infinite")
         return scored
@@ -310,16 +317,19 @@ class Measurement:
 
         cell, kept = self.cell, self._kept
         error = partial(gradient_error, eps=cell.eps, cost_scale=cell.cost_scale, device=cell.device)
-        try:
+        with _scoring():
             return _finite(error(self._clouds, kept.f, kept.g, *self._kept.gradients))
-        except ValueError as reason:
-            raise InvalidSolution(str(reason)) from reason
+
+    def _divergence_columns(self, scored: Score) -> Record:
+        """InvalidSolution if the potentials of a self problem cannot be scored."""
+        if self._kept.divergence is None:
+            return {}
+        with _scoring():
+            return self._kept.divergence.columns(self.cell, self._clouds, scored)
 
     def _product_error(self, h_x: np.ndarray) -> float:
-        try:
+        with _scoring():
             return self._point.error(self._clouds, h_x)
-        except ValueError as reason:
-            raise InvalidSolution(str(reason)) from reason
 
     def _ladder_column(self) -> str | None:
         if not self._rungs:
@@ -378,36 +388,13 @@ class Measurement:
         }
 
 
-def describe_failure(exc: BaseException, phase: Phase) -> Record:
-    """Status, detail, traceback and phase of a cell that raised `exc` in `phase`."""
-    if isinstance(exc, Unsupported):
-        reason = str(exc) or "no reason given"
-        return {"status": Status.UNSUPPORTED.value, "status_detail": reason, "traceback": None, "phase": phase.value}
-    return {
-        "status": (Status.OOM if is_out_of_memory(exc) else Status.ERROR).value,
-        "status_detail": f"{type(exc).__name__}: {exc}".strip(),
-        "traceback": "".join(traceback.format_exception(exc)),
-        "phase": (Phase.IMPORT if isinstance(exc, ImportError) else phase).value,
-    }
-
-
-def is_out_of_memory(exc: BaseException) -> bool:
-    """Whether `exc`, or the exception it was raised from, is a real allocation failure of device or host.
-
-    A kernel that asks for more shared memory or registers than there are is a bug, not a lack of memory.
-    """
-    if isinstance(exc, ImportError):
-        return False
-    if isinstance(exc, MemoryError) or type(exc).__name__ == "OutOfMemoryError":
-        return True
-    text = str(exc).lower()
-    marks = (
-        "resource_exhausted", "out of memory", "out_of_memory", "cudaerrormemoryallocation", "cuda error 2:",
-        "not enough memory", "defaultcpuallocator", "std::bad_alloc",
-    )  # fmt: skip
-    if "shared memory" not in text and any(mark in text for mark in marks):
-        return True
-    return exc.__cause__ is not None and is_out_of_memory(exc.__cause__)
+@contextmanager
+def _scoring() -> Iterator[None]:
+    """What cannot be scored is the solver's mistake."""
+    try:
+        yield
+    except ValueError as reason:
+        raise InvalidSolution(str(reason)) from reason
 
 
 def _finite(value: float) -> float | None:

@@ -34,7 +34,7 @@ def time_solve(solver: Solver, problem: Problem, budget: Budget, backend: Backen
         solution = solver.solve(problem, budget)
         if events:
             events[1].record()
-        backend.wait((solution.f, solution.g, solution.grad_x, solution.grad_y, solution.h_x))
+        backend.wait(solution.outputs)
         seconds = time.perf_counter() - begin
     return Timed(solution, seconds, events[0].elapsed_time(events[1]) * 1e-3 if events else None)
 

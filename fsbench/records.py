@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from fsbench.api import Cell, FixedIterations, Task, budget_to_dict
 
-SCHEMA_VERSION = 3
-_READABLE = (1, 2, SCHEMA_VERSION)
+SCHEMA_VERSION = 4
+_READABLE = (1, 2, 3, SCHEMA_VERSION)
 
 Record = dict[str, Any]
 
@@ -77,7 +77,7 @@ _WHAT = [
     ("dtype", pa.string()),
     ("device", pa.string()),
     ("matmul_precision", pa.string()),
-    ("task", pa.string()),  # what a timed call computes: forward, forward_backward or hvp
+    ("task", pa.string()),  # what a timed call computes: forward, forward_backward, hvp or divergence
     ("mode", pa.string()),  # fixed_iterations or to_residual
     ("tol", pa.float64()),
     ("max_iterations", pa.int64()),
@@ -127,6 +127,9 @@ _QUALITY = [
     ("gradient_rel_err", pa.float64()),  # larger of the two clouds', against float64: see metrics_gradient.py
     ("hvp_rel_err", pa.float64()),  # of the Hessian-vector product, against float64
     ("hvp_residual_self", pa.float64()),  # of the solver's linear system, relative, as the solver says
+    ("value", pa.float64()),  # Sinkhorn divergence, as the solver returned it
+    ("value_rel_err", pa.float64()),  # against the float64 dual values of the solver's own potentials
+    ("self_residual_l1", pa.float64()),  # larger of the divergence's two self problems'
     ("ladder", pa.string()),  # JSON list of {params, seconds, residual}: rungs tried, cheap to dear
     ("curve", pa.list_(_CURVE_POINT)),
 ]
@@ -212,7 +215,8 @@ def describe(cell: Cell) -> Record:
 def upgraded(record: Record) -> Record:
     """`record` in this schema, if it is of this or an older version that can be read. ValueError otherwise.
 
-    Version 1 knew forward solves only, and no commit; version 2 no load of the host: those columns stay null.
+    Version 1 knew forward solves only, and no commit; version 2 no load of the host; version 3 no divergence: those
+    columns stay null.
     """
     version = record.get("schema_version")
     if version not in _READABLE:

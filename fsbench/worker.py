@@ -96,7 +96,7 @@ class _Session:
 
 def _failure(error: Exception, phase: Phase) -> dict[str, Any]:
     try:
-        from fsbench.cell import describe_failure
+        from fsbench.cell_failure import describe_failure
     except ImportError:
         detail = f"{type(error).__name__}: {error}"
         return {"status": Status.ERROR, "status_detail": detail, "traceback": traceback.format_exc(), "phase": phase}

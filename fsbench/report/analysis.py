@@ -64,7 +64,8 @@ def time_words(df: pd.DataFrame) -> str:
     tasks = set(df["task"].dropna())
     if tasks == {Task.HVP}:
         return "Time of one Hessian-vector product"
-    return _time_words(df) + (", gradient included" if tasks == {Task.FORWARD_BACKWARD} else "")
+    suffixes = {Task.FORWARD_BACKWARD: ", gradient included", Task.DIVERGENCE: " of each of three problems"}
+    return _time_words(df) + (suffixes.get(Task(tasks.pop()), "") if len(tasks) == 1 else "")
 
 
 def _time_words(df: pd.DataFrame) -> str:

@@ -160,6 +160,33 @@ class Curves(Sinkhorn):
         return 2 * problem.spec.cost_scale * (plan.sum(1)[:, None] * problem.x - plan @ problem.y)
 
 
+class Diverges(Sinkhorn):
+    """Three plain solves, but for what `wrong` says."""
+
+    def __init__(self, *, wrong: str = "") -> None:
+        super().__init__()
+        self.wrong = wrong
+
+    def solve(self, problem: Problem, budget: Budget) -> Solution:
+        solve, x, y, a, b = super().solve, problem.x, problem.y, problem.a, problem.b
+        clouds = (x, x, a, a), (y, y, b, b), (x, y, a, b)
+        solved = [solve(Problem(*cloud, problem.spec), budget) for cloud in clouds]
+        if self.wrong == "self":
+            solved[0] = replace(solved[0], f=solved[0].f - 0.1)
+        duals = [_dual(*cloud, each.f, each.g, problem.spec) for cloud, each in zip(clouds, solved, strict=True)]
+        value = duals[2] - duals[0] / 2 - duals[1] / 2
+        wrong = {"value": 1.25 * value, "nan": value * torch.nan, "many": value.repeat(2), "absent": None}
+        of_x, of_y = ((each.f, each.g) for each in solved[:2])
+        own = (of_y, of_x) if self.wrong == "shape" else (of_x, of_y)
+        return replace(solved[2], n_passes=60.0, value=wrong.get(self.wrong, value), self_potentials=own)
+
+
+def _dual(x: Any, y: Any, a: Any, b: Any, f: Any, g: Any, spec: Spec) -> torch.Tensor:
+    cost = spec.cost_scale * ((x[:, None] - y[None]) ** 2).sum(-1)
+    mass = (a[:, None] * b * ((f[:, None] + g - cost) / spec.eps).exp()).sum()
+    return a @ f + b @ g - spec.eps * (mass - 1)
+
+
 def weightless(*, n: int, m: int, d: int, eps: float, seed: int) -> Clouds:
     rng = np.random.default_rng(seed)
     a = np.append(rng.dirichlet(np.ones(n - 1)), 0.0)

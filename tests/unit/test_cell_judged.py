@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cell_fakes import Curves, Differentiates, Sinkhorn, make, run
+from cell_fakes import Curves, Differentiates, Diverges, Sinkhorn, make, run
 
 from fsbench.api import FixedIterations, Task, ToResidual, Unsupported
-from fsbench.cell import InvalidSolution, Measurement, describe_failure
+from fsbench.cell import InvalidSolution, Measurement
+from fsbench.cell_failure import describe_failure
 from fsbench.records import Phase
 
 
@@ -163,6 +164,39 @@ def test_a_product_that_is_wrong_has_not_converged_whatever_its_solver_says() ->
 def test_a_product_that_cannot_be_scored_is_an_error(wrong: str, said: str) -> None:
     with pytest.raises(InvalidSolution) as caught:
         run(make(Curves, wrong=wrong, **HVP))
+    assert said in str(caught.value)
+
+
+DIVERGENCE = {"task": Task.DIVERGENCE, "cost_scale": 0.5, "eps": 0.3}
+
+
+def test_a_divergence_is_scored_against_its_own_potentials() -> None:
+    _, record = run(make(Diverges, **DIVERGENCE))
+    assert record["value"] > 0 and record["value_rel_err"] < 1e-12 and record["self_residual_l1"] < 0.1
+    assert record["n_passes"] == 60.0 and record["status"] == "ok"
+    plain = run(make())[1]
+    assert "value" not in plain and "value_rel_err" not in plain
+
+
+def test_a_wrong_value_and_wrong_potentials_of_a_self_problem_show_as_errors() -> None:
+    right, off, lost = (run(make(Diverges, wrong=wrong, **DIVERGENCE))[1] for wrong in ("", "value", "self"))
+    assert off["value_rel_err"] == pytest.approx(0.25)
+    # Its value agrees with its potentials: only their residual tells.
+    assert lost["value_rel_err"] < 1e-12 and lost["self_residual_l1"] > 10 * right["self_residual_l1"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("absent", "task divergence: the solution must hold value and self_potentials"),
+        ("nan", "value must be one finite number"),
+        ("many", "value must be one finite number, got shape (2,)"),
+        ("shape", "f has shape (9,), its weights (13,)"),
+    ],
+)
+def test_a_divergence_that_cannot_be_scored_is_an_error(wrong: str, said: str) -> None:
+    with pytest.raises(InvalidSolution) as caught:
+        run(make(Diverges, wrong=wrong, **DIVERGENCE))
     assert said in str(caught.value)
 
 

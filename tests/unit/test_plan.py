@@ -195,6 +195,12 @@ def test_a_limit_on_the_command_line_wins_over_the_file_and_says_so(conf, plan):
     assert shorter.notices == ("timeout_s=5 replaces the experiment's own 60",)
 
 
+def test_a_divergence_is_of_fixed_iterations(plan):
+    assert plan("n=10", "d=3", "task=divergence").cells[0].spec.task is Task.DIVERGENCE
+    with pytest.raises(ConfigError, match="task=divergence needs a budget of kind fixed_iterations"):
+        plan("n=10", "d=3", "task=divergence", "budget={kind: to_residual, tol: 1e-3}")
+
+
 @pytest.mark.parametrize(
     ("override", "needle"),
     [
@@ -208,7 +214,7 @@ def test_a_limit_on_the_command_line_wins_over_the_file_and_says_so(conf, plan):
         ("budget.iteration=1", "did you mean 'iterations'?"),
         ("solver_params.toyy.a=1", "did you mean 'toy'?"),
         ("device=gpu", "device must be one of auto, cuda, cpu"),
-        ("task=backward", "task must be one of forward, forward_backward, hvp"),
+        ("task=backward", "task must be one of forward, forward_backward, hvp, divergence"),
         ("task=hvp", "task=hvp needs a budget of kind to_residual"),
         ("dtype=float16", "dtype must be one of float32, float64"),
         ("eps=abc", "eps must be a number, got 'abc'"),
