@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 
-from .mixing import MEMORY, History, TorchHistory
+import torch
+
+from .mixing import MEMORY, History
 from .sweeps import Sweeps
 
 LEAST_REGULARISATION = 1e-10  # of the normal equations, whose columns have unit length
@@ -13,28 +16,65 @@ DUAL_SLACK = 10.0  # times residual^2: the dual value of a good step may fall by
 DUAL_ROUNDING = 1e-5  # units of eps: smaller falls may be float32's
 
 
-class Anderson:
-    """Type-II Anderson mixing of the map g -> G(F(g)) of one problem at one eps.
+class Anderson(ABC):
+    """Type-II Anderson mixing of the map g -> G(F(g)) of one problem, at one eps after another.
 
-    After each pair of half-steps (f from g, then g from f) `measure` reads all that the host must know of it, and
-    `extrapolate` replaces the image G(F(g)) by the affine combination of the last images whose residual G(F(g)) - g is
-    least in the norm weighted by b. An extrapolated g whose dual value turns out lower than the best is rejected: g
-    returns to the last plain image and the memory is cleared. F(g) is exact for g, so that the dual value of (F(g), g)
-    is the semi-dual's own, and plain steps never lower it.
+    After each pair of half-steps (f from g, then g from f) `record` takes it in, and `extrapolate` replaces the image
+    G(F(g)) by the affine combination of the last images whose residual G(F(g)) - g is least in the norm weighted by b.
+    An extrapolated g whose dual value turns out lower than the best is rejected: g returns to the last plain image and
+    the memory is cleared. F(g) is exact for g, so that the dual value of (F(g), g) is the semi-dual's own, and plain
+    steps never lower it.
+
+    numbers: of the last pair, as of `History.record`; float64, on the device. mass: of b.
 
     Source: Walker and Ni 2011; for Sinkhorn's map, Thibault et al. 2017 (1711.01851) and Chizat et al. 2018.
     """
 
+    numbers: torch.Tensor
+
     def __init__(self, sweeps: Sweeps, *, mass: float):
         self.sweeps, self.mass = sweeps, mass
         self.free_constant = sweeps.x.damping == 1.0 == sweeps.y.damping
-        self.history = _history(sweeps)
+
+    @abstractmethod
+    def start(self) -> None:
+        """At another epsilon, or from other potentials."""
+
+    @abstractmethod
+    def record(self) -> None:
+        """Take in the last pair of half-steps."""
+
+    @abstractmethod
+    def extrapolate(self) -> None:
+        """Set the next g."""
+
+    def residual(self) -> float:
+        """Of the recorded pair, over the mass; waits for the device."""
+        return self.numbers[0].item() / self.mass
+
+
+def anderson(sweeps: Sweeps, *, mass: float) -> Anderson:
+    """For the device of the sweeps. mass: of b."""
+    if sweeps.y.weight.device.type == "cpu":
+        return TorchAnderson(sweeps, mass=mass)
+    from .triton_mixing import TritonAnderson  # Triton is there only where a GPU is
+    from .triton_sweeps import TritonSweeps
+
+    assert isinstance(sweeps, TritonSweeps)
+    return TritonAnderson(sweeps, mass=mass)
+
+
+class TorchAnderson(Anderson):
+    """For sweeps on the CPU."""
+
+    def __init__(self, sweeps: Sweeps, *, mass: float):
+        super().__init__(sweeps, mass=mass)
+        self.history = History(sweeps)
         self.gram = [[0.0] * MEMORY for _ in range(MEMORY)]  # of the differences, by slot
         self.sums = [0.0] * MEMORY
         self.start()
 
     def start(self) -> None:
-        """At another epsilon, or from other potentials."""
         self.regularisation = LEAST_REGULARISATION
         self.best_dual, self.best_residual = -math.inf, math.inf
         self.extrapolated = False
@@ -43,16 +83,13 @@ class Anderson:
     def _forget(self) -> None:
         self.count = -1  # differences taken since the memory was empty
 
-    def measure(self) -> float:
-        """The residual over the mass of the last pair of half-steps; waits for the device."""
+    def record(self) -> None:
         slot = self.count % MEMORY if self.count >= 0 else None
         self.count += 1
-        self.measured = [number / self.mass for number in self.history.record(slot).tolist()]
-        return self.measured[0]
+        self.numbers = self.history.record(slot)
 
     def extrapolate(self) -> None:
-        """Set the next g, from what was measured."""
-        residual, dual, sum_step, sum_newest, *products = self.measured
+        residual, dual, sum_step, sum_newest, *products = (self.numbers / self.mass).tolist()
         if self.extrapolated and self._is_worse(dual, residual):
             self.sweeps.take_potential(self.sweeps.y, self.history.previous_image)
             self._forget()
@@ -119,13 +156,3 @@ def _solution(matrix: list[list[float]], right: list[float]) -> list[float] | No
             right[k] -= matrix[k][j] * right[j]
         right[k] /= matrix[k][k]
     return right
-
-
-def _history(sweeps: Sweeps) -> History:
-    if sweeps.y.weight.device.type == "cpu":
-        return TorchHistory(sweeps)
-    from .triton_mixing import TritonHistory  # Triton is there only where a GPU is
-    from .triton_sweeps import TritonSweeps
-
-    assert isinstance(sweeps, TritonSweeps)
-    return TritonHistory(sweeps)

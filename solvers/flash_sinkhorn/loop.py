@@ -10,14 +10,15 @@ from enum import StrEnum
 
 import torch
 
-from .acceleration import Anderson
+from .acceleration import Anderson, anderson
 from .blocked_sweeps import BlockedSweeps
 from .checks import Inputs
 from .progress import Progress
 from .sweeps import Cloud, Sweeps
 from .tiles import LOG2_E, Precision
 
-CHEAP_PAIRS = 1 << 28  # below this a sweep is shorter than reading its residual back, so read it less often
+CHEAP_PAIRS = (1 << 24, 4), (1 << 27, 2)  # below so many, residuals are read every so many iterations
+FIRST_LOOKS = 2  # iterations after which the residual is always read: they show whether a start is good
 
 
 class Updates(StrEnum):
@@ -63,6 +64,14 @@ class Limits:
         return self.deadline is not None and time.perf_counter() > self.deadline
 
 
+def looks_every(sweeps: Sweeps) -> int:
+    """How many iterations apart residuals are read back: a look makes the GPU wait for the host."""
+    if sweeps.x.weight.device.type == "cpu":
+        return 1
+    pairs = sweeps.x.n * sweeps.y.n
+    return next((every for limit, every in CHEAP_PAIRS if pairs < limit), 1)
+
+
 @dataclass
 class Loop:
     """Sweeps of one problem in one precision with the potentials in them, and what was done so far.
@@ -84,9 +93,7 @@ class Loop:
 
     def __post_init__(self) -> None:
         self.sweeps = self._make_sweeps()
-        x = self.inputs.x
-        cheap = x.device.type != "cpu" and x.shape[0] * self.inputs.y.shape[0] < CHEAP_PAIRS
-        self.check_every = 4 if cheap else 1
+        self.look_every = looks_every(self.sweeps)
         self._mixer: Anderson | None = None  # of these sweeps
 
     def _make_sweeps(self) -> Sweeps:
@@ -146,18 +153,20 @@ class Loop:
         mixer, progress, start = self._started_mixer(), Progress(self.sweeps), self.n_iterations
         while True:
             self.iterate()
+            if mixer:
+                mixer.record()
+            done = self.n_iterations - start
             last = self.n_iterations >= limits.max_iterations or limits.out_of_time
-            if not (last or mixer or self.n_iterations % self.check_every == 0):
-                continue
-            residual = mixer.measure() if mixer else self._measured_residual()
-            self._record(residual)
-            self.stalled = residual > tol and progress.has_stalled(self.n_iterations - start, residual)
-            if residual <= tol or last or self.stalled:
-                for cloud, _ in self._measured():
-                    cloud.potential.copy_(cloud.used)
+            if last or done <= FIRST_LOOKS or done % self.look_every == 0:
+                residual = mixer.residual() if mixer else self._measured_residual()
+                self._record(residual)
+                self.stalled = residual > tol and progress.has_stalled(done, residual)
+                if residual <= tol or last or self.stalled:
+                    for cloud, _ in self._measured():
+                        cloud.potential.copy_(cloud.used)
+                    yield residual
+                    return
                 yield residual
-                return
-            yield residual
             if mixer:
                 mixer.extrapolate()
 
@@ -165,7 +174,7 @@ class Loop:
         if not self.method.acceleration or self.method.updates is not Updates.ALTERNATING:
             return None
         if self._mixer is None:
-            self._mixer = Anderson(self.sweeps, mass=self.inputs.mass_y)
+            self._mixer = anderson(self.sweeps, mass=self.inputs.mass_y)
         else:
             self._mixer.start()
         return self._mixer

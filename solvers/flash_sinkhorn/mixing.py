@@ -1,9 +1,8 @@
-"""The history that Anderson mixing keeps: differences of steps and images of g, and what the host must know of them."""
+"""The history that Anderson mixing keeps on the CPU: differences of steps and images of g, and numbers of them."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -13,34 +12,11 @@ from .sweeps import Sweeps
 MEMORY = 5  # differences kept; eight gain nothing before residuals of 1e-5
 
 
-class History(ABC):
+class History:
     """Of the map g -> G(F(g)) of one problem: a step is G(F(g)) - g, an image G(F(g)).
 
     Differences of consecutive ones are kept in MEMORY slots; a slot that was never written holds zeros.
     """
-
-    @abstractmethod
-    def record(self, slot: int | None) -> torch.Tensor:
-        """Take in the sweeps' last pair of half-steps, and write its differences to the slot (None: it is the first).
-
-        float64 [4 + 2 * MEMORY], on the device, sums weighted by b: the residual of (F(g), g); its dual value over eps,
-        up to a constant; the step; the newest difference of steps; and the products of that difference, and of the
-        step, with the differences in all slots. The last three are meaningless without a slot, products with an empty
-        slot too.
-        """
-
-    @abstractmethod
-    def mix(self, coefficients: Sequence[float]) -> None:
-        """Make the newest image minus sum_k coefficients_k (difference of images)_k the sweeps' g, where b > 0."""
-
-    @property
-    @abstractmethod
-    def previous_image(self) -> torch.Tensor:
-        """The image before the newest."""
-
-
-class TorchHistory(History):
-    """For sweeps on the CPU."""
 
     def __init__(self, sweeps: Sweeps):
         self.sweeps = sweeps
@@ -50,9 +26,16 @@ class TorchHistory(History):
 
     @property
     def previous_image(self) -> torch.Tensor:
+        """The image before the newest."""
         return self._pairs[0][1]
 
     def record(self, slot: int | None) -> torch.Tensor:
+        """Take in the sweeps' last pair of half-steps, and write its differences to the slot (None: it is the first).
+
+        float64 [4 + 2 * MEMORY], sums weighted by b: the residual of (F(g), g); its dual value over eps, up to a
+        constant; the step; the newest difference of steps; and the products of that difference, and of the step, with
+        the differences in all slots. The last three are meaningless without a slot, products with an empty slot too.
+        """
         y = self.sweeps.y
         step = torch.where(y.weight > 0, y.potential - y.used, 0.0)
         self._pairs = [*self._pairs[-1:], (step, y.potential.clone())]
@@ -66,6 +49,7 @@ class TorchHistory(History):
         return torch.cat([torch.stack([*head, newest.sum()]), self.steps @ newest, self.steps @ weighted])
 
     def mix(self, coefficients: Sequence[float]) -> None:
+        """Make the newest image minus sum_k coefficients_k (difference of images)_k the sweeps' g, where b > 0."""
         y = self.sweeps.y
         change = torch.zeros_like(y.weight)
         for coefficient, difference in zip(coefficients, self.images, strict=True):

@@ -10,7 +10,7 @@ import torch
 
 from .blocked_sweeps import BlockedSweeps
 from .checks import Inputs, checked_inputs
-from .loop import CHEAP_PAIRS, Limits
+from .loop import Limits, looks_every
 from .sweeps import Sweeps
 from .tiles import LOG2_E, Precision
 
@@ -90,9 +90,7 @@ class _SelfLoop:
             self.n_passes = start.n_passes
             sweeps.take_potentials(start.sweeps)
         sweeps.set_epsilon(eps, 1.0)
-        n = sweeps.x.n
-        cheap = sweeps.x.weight.device.type != "cpu" and n * n < CHEAP_PAIRS
-        self.check_every = 4 if cheap else 1
+        self.look_every = looks_every(sweeps)
 
     def iterate(self, tol: float | None, limits: Limits) -> None:
         """At least once, to the limits or until the residual is met or has stopped falling: rounding allows no less."""
@@ -103,7 +101,7 @@ class _SelfLoop:
             self.sweeps.settle(cloud, partial, relaxation=self.relaxation, damping=self.damping)
             self.n_passes += 1
             last = self.n_passes >= limits.max_iterations or limits.out_of_time
-            if tol is not None and (last or self.n_passes % self.check_every == 0):
+            if tol is not None and (last or self.n_passes % self.look_every == 0):
                 self.residual = cloud.residual.item() / self.mass
                 if self.residual < least:
                     least, least_at = self.residual, self.n_passes

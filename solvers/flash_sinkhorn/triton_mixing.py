@@ -1,64 +1,85 @@
-"""The history that Anderson mixing needs, on a GPU: two launches an iteration."""
+"""Anderson mixing on a GPU: two launches an iteration, and no wait for the host, which decides nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 
 import torch
 import triton
 import triton.language as tl
 
+from .acceleration import (
+    DUAL_ROUNDING,
+    DUAL_SLACK,
+    FIRST_AFTER_REJECTION,
+    LARGEST_REGULARISATION,
+    LEAST_REGULARISATION,
+    Anderson,
+)
 from .kernels import MOVE, OFFSET, RESIDUAL
 from .launching import Launch
-from .mixing import MEMORY, History
+from .mixing import MEMORY
 from .triton_sweeps import StoredCloud, TritonSweeps
 
 POINTS = 512  # of one program
 NUMBERS = tl.constexpr(4 + 2 * MEMORY)  # of `History.record`
 SLOTS = tl.constexpr(8)  # MEMORY as a power of two
 
+# What is kept between iterations, float64: the fields of `TorchAnderson`, which of last_images is the newest, and which
+# one the next g starts from.
+COUNT, BEST_DUAL, BEST_RESIDUAL, REGULARISATION = (tl.constexpr(k) for k in range(4))
+EXTRAPOLATED, TURN, SOURCE, MASS = (tl.constexpr(k) for k in range(4, 8))
+SUMS, COEFFICIENTS, GRAM = tl.constexpr(8), tl.constexpr(8 + SLOTS.value), tl.constexpr(8 + 2 * SLOTS.value)
+STATE = GRAM.value + SLOTS.value**2
 
-class TritonHistory(History):
-    """Of the cloud y of these sweeps."""
+LEAST, FIRST, LARGEST = (
+    tl.constexpr(value) for value in (LEAST_REGULARISATION, FIRST_AFTER_REJECTION, LARGEST_REGULARISATION)
+)
+SLACK, ROUNDING = tl.constexpr(DUAL_SLACK), tl.constexpr(DUAL_ROUNDING)
 
-    def __init__(self, sweeps: TritonSweeps):
-        self.sweeps = sweeps
-        x, y = sweeps.x, sweeps.y
-        self.steps, self.images = torch.zeros(2, MEMORY, y.n_padded, dtype=torch.float64, device=y.weight.device)
-        self.last_step = torch.empty_like(y.potential)
-        self.last_images = torch.empty(2, y.n_padded, dtype=torch.float64, device=y.weight.device)
+
+class TritonAnderson(Anderson):
+    """For sweeps on a GPU. The numbers and rules are those of `TorchAnderson`."""
+
+    sweeps: TritonSweeps
+
+    def __init__(self, sweeps: TritonSweeps, *, mass: float):
+        super().__init__(sweeps, mass=mass)
+        x, y, device = sweeps.x, sweeps.y, sweeps.y.weight.device
+        self.steps, self.images = torch.zeros(2, MEMORY, y.n_padded, dtype=torch.float64, device=device)
+        self.last_images = torch.empty(2, y.n_padded, dtype=torch.float64, device=device)
+        last_step = torch.empty_like(y.potential)
         blocks_x, blocks_y = (triton.cdiv(cloud.n_padded, POINTS) for cloud in (x, y))
         blocks = blocks_x + blocks_y
-        partial = torch.empty(blocks + 1, NUMBERS.value, dtype=torch.float64, device=y.weight.device)
-        arrivals = torch.zeros(1, dtype=torch.int32, device=y.weight.device)
+        partial = torch.empty(blocks + 1, NUMBERS.value, dtype=torch.float64, device=device)
+        arrivals = torch.zeros(1, dtype=torch.int32, device=device)
         self.numbers = partial[0]
-        self.turn = 0  # which of last_images is the newest
+        start = [0.0] * STATE
+        start[COUNT.value], start[BEST_DUAL.value], start[BEST_RESIDUAL.value] = -1.0, -math.inf, math.inf
+        start[REGULARISATION.value], start[MASS.value] = LEAST_REGULARISATION, mass
+        self._start = torch.tensor(start, dtype=torch.float64).to(device)
+        self.state = self._start.clone()
         self._record = Launch(
             record_kernel, (blocks, 1, 1),
             (x.potential, x.weight, x.n_padded, y.potential, y.used, y.weight, y.statistics, y.n_padded, self.steps,
-             self.images, self.last_step, self.last_images, partial, arrivals, blocks_x),
-            {"POINTS": POINTS, "MEMORY": MEMORY},
+             self.images, last_step, self.last_images, partial, arrivals, self.state, blocks_x),
+            {"POINTS": POINTS, "MEMORY": MEMORY, "FREE_CONSTANT": self.free_constant},
         )  # fmt: skip
         self._mix = Launch(
             mix_kernel, (blocks_y, 1, 1),
-            (self.images, self.last_images, y.potential, y.half_square, y.weight, y.log2_weight, y.row_bias,
-             y.col_bias, y.statistics, partial, arrivals, y.n_padded),
-            {"POINTS": POINTS},
+            (self.images, self.last_images, self.state, y.potential, y.half_square, y.weight, y.log2_weight,
+             y.row_bias, y.col_bias, y.statistics, partial[1:], arrivals, y.n_padded),
+            {"POINTS": POINTS, "MEMORY": MEMORY},
         )  # fmt: skip
 
-    @property
-    def previous_image(self) -> torch.Tensor:
-        return self.last_images[1 - self.turn]
+    def start(self) -> None:
+        self.state.copy_(self._start)
 
-    def record(self, slot: int | None) -> torch.Tensor:
-        self.turn = 1 - self.turn
-        self._record(
-            self.turn, -1 if slot is None else slot, _eps_over_rho(self.sweeps.x), _eps_over_rho(self.sweeps.y)
-        )
-        return self.numbers
+    def record(self) -> None:
+        self._record(_eps_over_rho(self.sweeps.x), _eps_over_rho(self.sweeps.y))
 
-    def mix(self, coefficients: Sequence[float]) -> None:
-        self._mix(self.turn, self.sweeps.scale, *coefficients)
+    def extrapolate(self) -> None:
+        self._mix(self.sweeps.scale)
 
 
 def _eps_over_rho(cloud: StoredCloud) -> float:
@@ -74,16 +95,18 @@ def _entropic(u, eps_over_rho):
     return in_eps
 
 
-@triton.jit(do_not_specialize=["blocks_x", "turn", "slot"])
+@triton.jit(do_not_specialize=["blocks_x"])
 def record_kernel(
     x_potential, x_weight, n, y_potential, y_used, y_weight, y_statistics, m, steps, images, last_step, last_images,
-    numbers, arrivals, blocks_x, turn, slot, x_eps_over_rho, y_eps_over_rho,
-    POINTS: tl.constexpr, MEMORY: tl.constexpr,
+    numbers, arrivals, state, blocks_x, x_eps_over_rho, y_eps_over_rho,
+    POINTS: tl.constexpr, MEMORY: tl.constexpr, FREE_CONSTANT: tl.constexpr,
 ):  # fmt: skip
     """`History.record`: partial sums of the first blocks_x programs over x, of the rest over y, reduced in a fixed
-    order by the last to arrive. n, m: points with padding. turn: which of last_images [2, m] becomes the newest.
-    slot: -1 if there is no step before this."""
+    order by the last to arrive, which also decides the next step. n, m: points with padding; last_images [2, m]."""
     program, n_programs = tl.program_id(0), tl.num_programs(0)
+    count = tl.load(state + COUNT).to(tl.int32)
+    slot = tl.where(count >= 0, count % MEMORY, -1)
+    turn = 1 - tl.load(state + TURN).to(tl.int32)
     own = numbers + (program + 1) * NUMBERS
     kept = tl.arange(0, SLOTS)
     with_newest = tl.zeros([SLOTS], tl.float64)
@@ -138,39 +161,114 @@ def record_kernel(
             source = numbers + (row[:, None] + 1) * NUMBERS + column[None, :]
             total += tl.sum(tl.load(source, mask, other=0.0, cache_modifier=".cg"), 0)
         tl.store(numbers + column, total, column < NUMBERS)
+        _decide(total / tl.load(state + MASS), column, state, count + 1, slot, turn, MEMORY, FREE_CONSTANT)
 
 
 @triton.jit
-def _times(coefficient, difference, point, inside):
-    """A slot that is not in use may hold anything."""
-    return tl.where(coefficient != 0.0, coefficient * tl.load(difference + point, inside, other=0.0), 0.0)
+def _decide(numbers, column, state, count, slot, turn, MEMORY: tl.constexpr, FREE_CONSTANT: tl.constexpr):
+    """`TorchAnderson.extrapolate`, from the numbers over the mass: coefficients and source of the next g, and all that
+    is kept. count: differences taken since the memory was empty."""
+    residual, dual = _pick(numbers, column, 0), _pick(numbers, column, 1)
+    k = tl.arange(0, SLOTS)
+    with_newest = _segment(numbers, column, k, 4, MEMORY)
+    with_step = _segment(numbers, column, k, 4 + MEMORY, MEMORY)
+    best_dual, best_residual = tl.load(state + BEST_DUAL), tl.load(state + BEST_RESIDUAL)
+    regularisation = tl.load(state + REGULARISATION)
+    fall, few = best_dual - dual, tl.minimum(residual, 1.0)
+    is_kept = (fall <= few * few * SLACK) | ((fall <= ROUNDING) & (residual <= best_residual))  # nan is not
+    rejected = (tl.load(state + EXTRAPOLATED) > 0.0) & (is_kept == 0)
+    if FREE_CONSTANT:
+        newest_sum, sums = _pick(numbers, column, 3), tl.load(state + SUMS + k)
+        sums = tl.where(k == slot, newest_sum, sums)
+        tl.store(state + SUMS + k, sums)
+        with_newest -= newest_sum * sums
+        with_step -= _pick(numbers, column, 2) * sums
+    filled = tl.minimum(count, MEMORY)
+    i, j = k[:, None], k[None, :]
+    gram = tl.load(state + GRAM + i * SLOTS + j)
+    gram = tl.where((i == slot) & (j < filled), with_newest[None, :], gram)
+    gram = tl.where((j == slot) & (i < filled), with_newest[:, None], gram)
+    tl.store(state + GRAM + i * SLOTS + j, gram)
+    regularisation = tl.where(
+        rejected,
+        tl.minimum(tl.maximum(1000.0 * regularisation, FIRST), LARGEST),
+        tl.maximum(regularisation / 3.0, LEAST),
+    )
+    coefficients, is_solved = _coefficients(gram, with_step, regularisation, k, filled, MEMORY)
+    mixes = is_solved & (filled > 0) & (rejected == 0)
+    tl.store(state + COEFFICIENTS + k, tl.where(mixes & (k < filled), coefficients, 0.0))
+    tl.store(state + COUNT, tl.where(rejected, -1, count).to(tl.float64))
+    tl.store(state + REGULARISATION, regularisation)
+    tl.store(state + EXTRAPOLATED, tl.where(mixes, 1, 0).to(tl.float64))
+    tl.store(state + TURN, turn.to(tl.float64))
+    tl.store(state + SOURCE, tl.where(rejected, 1 - turn, turn).to(tl.float64))
+    if rejected == 0:
+        tl.store(state + BEST_DUAL, tl.maximum(best_dual, dual))
+        tl.store(state + BEST_RESIDUAL, residual)
 
 
-@triton.jit(do_not_specialize=["turn"])
+@triton.jit
+def _coefficients(gram, with_step, regularisation, k, filled, MEMORY: tl.constexpr):
+    """Of the first `filled` differences [SLOTS], and whether they could be found: rounding may leave no solution."""
+    i, j = k[:, None], k[None, :]
+    square = tl.where(k < filled, tl.sum(tl.where(i == j, gram, 0.0), 1), 1.0)
+    is_solved = tl.min(tl.where((square > 0.0) & (square < float("inf")), 1, 0), 0) == 1
+    length = tl.sqrt(square)
+    normal = tl.where((i < filled) & (j < filled), gram / (length[:, None] * length[None, :]), 0.0)
+    normal += tl.where(i == j, tl.where(i < filled, regularisation, 1.0), 0.0)
+    right = tl.where(k < filled, with_step / length, 0.0)
+    for p in tl.static_range(MEMORY):  # Gauss-Jordan: the matrix is positive definite, so without pivoting
+        row = tl.sum(tl.where(i == p, normal, 0.0), 0)
+        pivot = _pick(row, k, p)
+        is_solved = is_solved & (pivot > 0.0)
+        factor = tl.where(k == p, 0.0, tl.sum(tl.where(j == p, normal, 0.0), 1) / pivot)
+        normal -= factor[:, None] * row[None, :]
+        right -= factor * _pick(right, k, p)
+    solution = right / tl.sum(tl.where(i == j, normal, 0.0), 1)
+    is_solved = is_solved & (tl.min(tl.where(tl.abs(solution) < float("inf"), 1, 0), 0) == 1)
+    return solution / length, is_solved
+
+
+@triton.jit
+def _pick(vector, index, at):
+    return tl.sum(tl.where(index == at, vector, 0.0), 0)
+
+
+@triton.jit
+def _segment(vector, index, k, first, count: tl.constexpr):
+    """Elements first, first + 1, ... [SLOTS], `count` of them and zeros."""
+    chosen = (index[None, :] == first + k[:, None]) & (k < count)[:, None]
+    return tl.sum(tl.where(chosen, vector[None, :], 0.0), 1)
+
+
+@triton.jit
 def mix_kernel(
-    images, last_images, potential, half_square, weight, log2_weight, row_bias, col_bias, statistics, largest,
-    arrivals, m, turn, scale, c_0, c_1, c_2, c_3, c_4, POINTS: tl.constexpr,
+    images, last_images, state, potential, half_square, weight, log2_weight, row_bias, col_bias, statistics, largest,
+    arrivals, m, scale, POINTS: tl.constexpr, MEMORY: tl.constexpr,
 ):  # fmt: skip
-    """potential = last_images[turn] - sum_k c_k images_k where there is weight, and the biases that follow.
+    """potential = source image - sum_k c_k images_k where there is weight, and the biases that follow.
 
-    The largest change of all points is added to move and offset in statistics. largest: float64, one number a program.
+    Its largest distance from the newest image is added to move and offset in statistics. largest: float64, one number
+    a program.
     """
     program, n_programs = tl.program_id(0), tl.num_programs(0)
     point = program * POINTS + tl.arange(0, POINTS)
     inside = point < m
-    image = tl.load(last_images + turn * m + point, inside, other=0.0)
+    newest = tl.load(last_images + tl.load(state + TURN).to(tl.int32) * m + point, inside, other=0.0)
+    source = tl.load(last_images + tl.load(state + SOURCE).to(tl.int32) * m + point, inside, other=0.0)
     b_weight = tl.load(weight + point, inside, other=0.0)
-    change = _times(c_0, images, point, inside) + _times(c_1, images + m, point, inside)
-    change += _times(c_2, images + 2 * m, point, inside) + _times(c_3, images + 3 * m, point, inside)
-    change += _times(c_4, images + 4 * m, point, inside)
-    change = tl.where(b_weight > 0.0, change, 0.0)
-    moved = image - change
+    change = tl.zeros([POINTS], tl.float64)
+    for k in tl.static_range(MEMORY):
+        coefficient = tl.load(state + COEFFICIENTS + k)
+        difference = tl.load(images + k * m + point, inside, other=0.0)
+        change += tl.where(coefficient != 0.0, coefficient * difference, 0.0)  # an unused slot may hold anything
+    moved = source - tl.where(b_weight > 0.0, change, 0.0)
     bias = moved - scale * tl.load(half_square + point, inside, other=0.0)
     log2_b = tl.load(log2_weight + point, inside, other=0.0)
     tl.store(potential + point, moved, inside)
     tl.store(row_bias + point, bias.to(tl.float32), inside)
     tl.store(col_bias + point, (bias + log2_b).to(tl.float32), inside)
-    tl.store(largest + program, tl.max(tl.abs(change), 0))
+    tl.store(largest + program, tl.max(tl.abs(moved - newest), 0))
     tl.debug_barrier()
     if tl.atomic_add(arrivals, 1, sem="acq_rel") == n_programs - 1:
         tl.store(arrivals, 0)

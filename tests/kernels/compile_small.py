@@ -14,10 +14,9 @@ from solvers.flash_sinkhorn.mixing import MEMORY
 from solvers.flash_sinkhorn.triton_mixing import POINTS, mix_kernel, record_kernel
 from solvers.flash_sinkhorn.triton_survey import COORDINATES, ROWS, survey_kernel
 
-INTEGERS = {"n", "m", "n_padded", "n_splits", "blocks_x", "slot", "turn", "stride_point", "stride_stored"}
+INTEGERS = {"n", "m", "n_padded", "n_splits", "blocks_x", "stride_point", "stride_stored"}
 INTEGERS |= {"x_stride", "y_stride"}
 FLOATS = {"scale", "ratio", "relaxation", "undamped", "inverse_unit", "x_eps_over_rho", "y_eps_over_rho"}
-FLOATS |= {f"c_{k}" for k in range(MEMORY)}
 POINTERS = {"arrivals": "*i32"} | dict.fromkeys(("points", "row_bias", "col_bias", "partial_log2_sums"), "*fp32")
 POINTERS |= dict.fromkeys(("x", "y"), "*fp32")
 POINTERS |= dict.fromkeys(("hi", "lo"), "*fp16")  # all others: *fp64
@@ -32,8 +31,8 @@ VARIANTS = [
     (rescale_kernel, {"ROWS": 256}),
     (settle_kernel, {"BM": 8}),
     (settle_kernel, {"BM": 128}),
-    (record_kernel, {"POINTS": POINTS, "MEMORY": MEMORY}),
-    (mix_kernel, {"POINTS": POINTS}),
+    (record_kernel, {"POINTS": POINTS, "MEMORY": MEMORY, "FREE_CONSTANT": True}),
+    (mix_kernel, {"POINTS": POINTS, "MEMORY": MEMORY}),
 ]  # fmt: skip
 
 

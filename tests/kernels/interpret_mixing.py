@@ -1,22 +1,24 @@
-"""Run under TRITON_INTERPRET=1: Anderson's history in Triton against the one in torch, one JSON line."""
+"""Run under TRITON_INTERPRET=1: Anderson mixing in Triton against that in torch, one JSON line."""
 
 from __future__ import annotations
 
 import json
 
-import numpy as np
 import torch
 
+from solvers.flash_sinkhorn.acceleration import TorchAnderson
 from solvers.flash_sinkhorn.checks import checked_inputs
-from solvers.flash_sinkhorn.mixing import MEMORY, TorchHistory
+from solvers.flash_sinkhorn.mixing import MEMORY
 from solvers.flash_sinkhorn.tiles import Precision
-from solvers.flash_sinkhorn.triton_mixing import TritonHistory
+from solvers.flash_sinkhorn.triton_mixing import COUNT, EXTRAPOLATED, REGULARISATION, TritonAnderson
 from solvers.flash_sinkhorn.triton_sweeps import TritonSweeps
 
 CASES = [(700, 300, (1.0, 1.0)), (63, 1100, (0.8, 0.95)), (5, 7, (1.0, 0.5))]  # n, m, damping
+ABSURD = 8  # the iteration whose next g is spoilt, so that it must be rejected
 
 
 def run(n, m, damping):
+    """Both mixers take in the same pairs; the loop goes on from what torch's says."""
     generator = torch.Generator().manual_seed(n)
     x, y = (torch.rand(size, 2, generator=generator) for size in (n, m))
     a, b = (torch.rand(size, generator=generator, dtype=torch.float64) + 0.1 for size in (n, m))
@@ -25,29 +27,35 @@ def run(n, m, damping):
     sweeps = TritonSweeps(inputs, cost_scale=1.0, precision=Precision.EXACT)
     sweeps.set_epsilon(0.05, 1.0)
     sweeps.x.damping, sweeps.y.damping = damping
-    histories = [TritonHistory(sweeps), TorchHistory(sweeps)]
-    worst = dict.fromkeys(("numbers", "potential", "row_bias", "col_bias", "statistics"), 0.0)
-    rng = np.random.default_rng(n)
-    for k in range(MEMORY + 3):
+    theirs, ours = (kind(sweeps, mass=inputs.mass_y) for kind in (TorchAnderson, TritonAnderson))
+    worst = dict.fromkeys(("numbers", "potential", "row_bias", "col_bias", "statistics", "state"), 0.0)
+    rejected = []
+    for k in range(ABSURD + MEMORY + 2):
         sweeps.half_step(sweeps.x, sweeps.y)
         sweeps.half_step(sweeps.y, sweeps.x)
-        slot = None if k == 0 else (k - 1) % MEMORY
-        used = slice(3) if slot is None else slice(None)
-        numbers = [history.record(slot)[used].clone() for history in histories]
-        worst["numbers"] = max(worst["numbers"], error(*numbers))
+        for mixer in (ours, theirs):
+            mixer.record()
+        used = slice(3) if theirs.count < 1 else slice(4 + min(theirs.count, MEMORY))
+        worst["numbers"] = max(worst["numbers"], error(ours.numbers[used], theirs.numbers[used]))
         before = sweeps.y.potential.clone(), sweeps.y.statistics.clone()
-        coefficients = np.where(np.arange(MEMORY) < k, rng.normal(size=MEMORY), 0.0).tolist()
         found = []
-        for history in histories:
+        for mixer in (ours, theirs):
             sweeps.take_potential(sweeps.y, before[0])
             sweeps.y.statistics.copy_(before[1])
-            history.mix(coefficients)
+            mixer.extrapolate()
             mass = sweeps.y.weight > 0
             found.append([sweeps.y.potential[mass].clone(), sweeps.y.row_bias[mass].clone(),
                           sweeps.y.col_bias[mass].clone(), sweeps.y.statistics.clone()])  # fmt: skip
-        for name, got, want in zip(list(worst)[1:], *found, strict=True):
-            worst[name] = max(worst[name], error(got, want))
-    return worst
+        kept = torch.stack([ours.state[at.value] for at in (COUNT, EXTRAPOLATED, REGULARISATION)])
+        want = torch.tensor([theirs.count, theirs.extrapolated, theirs.regularisation], dtype=torch.float64)
+        for name, got, expected in zip(list(worst)[1:], (*found[0], kept), (*found[1], want), strict=True):
+            worst[name] = max(worst[name], error(got, expected))
+        rejected += [k] if theirs.count < 0 else []
+        if k == ABSURD:
+            sweeps.take_potential(
+                sweeps.y, sweeps.y.potential + 40 * torch.rand(sweeps.y.n_padded, generator=generator)
+            )
+    return {"worst": worst, "rejected": ABSURD + 1 in rejected}
 
 
 def error(got, want):

@@ -1,4 +1,4 @@
-"""Anderson's history in Triton against the one in torch, under the interpreter."""
+"""Anderson mixing in Triton against that in torch, under the interpreter."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ pytest.importorskip("triton")
 def test_agrees_with_torch_under_the_interpreter():
     (results,) = run_script("interpret_mixing.py", interpret=True)
     assert len(results) == 3
-    for case, errors in results.items():
-        for name, error in errors.items():  # coefficients reach the kernel as float32
-            assert error < (1e-9 if name == "numbers" else 1e-5), (case, name)
+    for case, found in results.items():
+        assert found["rejected"], case  # the case has an absurd step, which both must see
+        for name, error in found["worst"].items():
+            # Nearly singular normal equations magnify in what order sums are taken.
+            assert error < (1e-9 if name in ("numbers", "state") else 1e-5), (case, name)
