@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from functools import lru_cache
+from typing import Any
 
 import torch
 from flash_sinkhorn import SamplesLoss
@@ -44,7 +45,8 @@ class FlashSinkhornPypi:
     that every solver does the same number. The package does not tell how many it did before it stopped.
 
     Gradients are `SamplesLoss(...)` and torch's backward, as documented. The loss does not return the potentials, so
-    they are read from its autograd node: solving twice would double its time.
+    they are read from its autograd node: solving twice would double its time. So are those of the three problems of
+    `SamplesLoss(debias=True)`, the divergence.
 
     Hessian products are `hvp_x_sqeuclid_from_potentials`, strict FP32 by the package's choice, with the stored plan up
     to the size its documentation recommends that for. Its Tikhonov term tau2 is at the low end of what it documents as
@@ -105,7 +107,10 @@ class FlashSinkhornPypi:
         n_iters = sweeps if self.updates == "alternating" else sweeps - _EXTRA_SWEEPS
         forward = problem.spec.task is Task.FORWARD
         settings = (self.allow_tf32, eps, n_iters, threshold, self.inner_iterations, self.autotune)
-        loss = _loss(self.updates, *settings, potentials=forward)
+        debias = problem.spec.task is Task.DIVERGENCE
+        loss = _loss(self.updates, *settings, potentials=forward, debias=debias)
+        if debias:
+            return _divergence(loss, problem, scale, sweeps)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             f, g, *gradients = _potentials(loss, problem) if forward else _with_gradients(loss, problem)
@@ -149,9 +154,31 @@ def _with_gradients(loss: SamplesLoss, problem: Problem) -> tuple[torch.Tensor, 
     """f [n], g [m], and the gradients of the loss in x [n, d] and y [m, d]."""
     x, y = (points.detach().requires_grad_() for points in (problem.x, problem.y))
     value = loss(problem.a, x, problem.b, y)
-    saved = value.grad_fn.saved_tensors  # x, y, a, b, f, g, ...: padded, if at all, at the end
-    f, g = (saved[place][: len(points)] for place, points in ((4, x), (5, y)))
-    return f, g, *torch.autograd.grad(value, (x, y))
+    return *_saved_potentials(value.grad_fn, len(x), len(y)), *torch.autograd.grad(value, (x, y))
+
+
+def _divergence(loss: SamplesLoss, problem: Problem, scale: float, sweeps: int) -> Solution:
+    """Without any backward pass: the clouds ask for gradients so that the loss keeps its potentials."""
+    x, y = (points.detach().requires_grad_() for points in (problem.x, problem.y))
+    value = loss(problem.a, x, problem.b, y)
+    sizes = (len(x), len(y)), (len(x), len(x)), (len(y), len(y))
+    nodes = _cost_nodes(value.grad_fn)
+    saved = (_saved_potentials(node, *size) for node, size in zip(nodes, sizes, strict=True))
+    (f, g), of_x, of_y = ((scale * f, scale * g) for f, g in saved)
+    passes = 3 * 2.0 * sweeps
+    return Solution(f, g, sweeps, passes, value=scale * value.detach(), self_potentials=(of_x, of_y))
+
+
+def _saved_potentials(node: Any, n: int, m: int) -> tuple[torch.Tensor, torch.Tensor]:
+    saved = node.saved_tensors  # x, y, a, b, f, g, ...: padded, if at all, at the end
+    return saved[4][:n], saved[5][:m]
+
+
+def _cost_nodes(node: Any) -> list[Any]:
+    """The autograd nodes of the loss's OT problems, in the order in which it combines them."""
+    if type(node).__name__ == "_SinkhornCostFnBackward":
+        return [node]
+    return [found for child, _ in node.next_functions if child is not None for found in _cost_nodes(child)]
 
 
 def _limit(budget: Budget) -> int:
@@ -169,6 +196,7 @@ def _loss(
     autotune: bool,
     *,
     potentials: bool,
+    debias: bool = False,
 ) -> SamplesLoss:
     """A user builds the module once and calls it often, so it is kept between solves."""
     return SamplesLoss(
@@ -181,6 +209,6 @@ def _loss(
         inner_iterations=inner_iterations,
         allow_tf32=allow_tf32,
         autotune=autotune,
-        debias=False,
+        debias=debias,
         potentials=potentials,
     )

@@ -38,6 +38,8 @@ class GeomlossMultiscale:
         """Up to three dimensions and budgets to a residual; Unsupported otherwise."""
         if spec.d > 3:
             raise Unsupported(f"GeomLoss clusters points in at most 3 dimensions, got d={spec.d}")
+        if spec.task is Task.DIVERGENCE:
+            raise Unsupported("GeomLoss's debiased loss returns no potentials to judge its value by")
         if isinstance(budget, FixedIterations):
             raise Unsupported("GeomLoss's annealing schedule sets the number of iterations, it cannot be fixed")
         check_device(spec.device)

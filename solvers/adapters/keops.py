@@ -12,6 +12,7 @@ from pykeops.torch import Genred
 
 from fsbench.api import Budget, FixedIterations, Framework, Problem, Solution, Spec, Task, ToResidual
 from solvers.common.alternating import alternating_sinkhorn, log_weights
+from solvers.common.divergence import divergence
 from solvers.common.hessian import PlanProducts, hessian_product
 from solvers.common.scheme import Scheme
 
@@ -49,6 +50,8 @@ class KeOps:
             self.solve(problem, FixedIterations(1))
 
     def solve(self, problem: Problem, budget: Budget) -> Solution:
+        if problem.spec.task is Task.DIVERGENCE:
+            return divergence(self.solve, problem, budget)
         x, y = problem.x.contiguous(), problem.y.contiguous()
         eps = problem.spec.eps
         reduce = _log_sum_exp(x.shape[1])

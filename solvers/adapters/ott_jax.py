@@ -63,6 +63,8 @@ class OttJax:
 
     def supports(self, spec: Spec, budget: Budget) -> None:
         """Any size, dimension and dtype (the process enables float64 in JAX), on a device that this JAX has."""
+        if spec.task is Task.DIVERGENCE:
+            raise Unsupported("no divergence in this adapter: it has OTT's Sinkhorn, not its sinkhorn_divergence")
         try:
             jax.devices(spec.device)
         except RuntimeError as error:

@@ -9,7 +9,7 @@ import math
 import ot
 import torch
 
-from fsbench.api import Budget, FixedIterations, Framework, Problem, Solution, Spec, Task, ToResidual
+from fsbench.api import Budget, FixedIterations, Framework, Problem, Solution, Spec, Task, ToResidual, Unsupported
 from solvers.common.scheme import Scheme
 
 
@@ -30,6 +30,8 @@ class Pot:
 
     def supports(self, spec: Spec, budget: Budget) -> None:
         """Any size, dimension, dtype and device, as long as the memory holds several n x m matrices."""
+        if spec.task is Task.DIVERGENCE:
+            raise Unsupported("POT's own divergence, empirical_sinkhorn_divergence, is of <P, C> without the entropy")
 
     def prepare(self, spec: Spec, budget: Budget) -> None:
         """Nothing to compile."""

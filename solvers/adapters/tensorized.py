@@ -6,6 +6,7 @@ import torch
 
 from fsbench.api import Budget, Framework, Problem, Solution, Spec, Task, ToResidual
 from solvers.common.alternating import alternating_sinkhorn, log_weights
+from solvers.common.divergence import divergence
 from solvers.common.hessian import PlanProducts, hessian_product
 from solvers.common.scheme import Scheme
 
@@ -34,6 +35,8 @@ class Tensorized:
         """Nothing to compile."""
 
     def solve(self, problem: Problem, budget: Budget) -> Solution:
+        if problem.spec.task is Task.DIVERGENCE:
+            return divergence(self.solve, problem, budget)
         eps, scale = problem.spec.eps, problem.spec.cost_scale
         with torch.no_grad():
             centre = 0.5 * (problem.a @ problem.x + problem.b @ problem.y)  # of mass: points without any may be far

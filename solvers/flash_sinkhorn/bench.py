@@ -23,6 +23,7 @@ from solvers.common.scheme import Scheme
 from .hvp import HessianProduct, hvp
 from .operators import gradient
 from .solver import Result, solve
+from .transport import transport
 
 
 class FlashSinkhorn:
@@ -41,6 +42,8 @@ class FlashSinkhorn:
             raise Unsupported("dtype float64 on a GPU: its sweeps are of float32 grade")
         if spec.device == "cuda" and torch.cuda.get_device_capability() < (8, 0):
             raise Unsupported("needs a GPU of compute capability 8.0 or newer")
+        if spec.task is Task.DIVERGENCE and (self.options["updates"] != "alternating" or self.options["annealing"]):
+            raise Unsupported("the divergence is solved by alternating updates without annealing")
 
     def prepare(self, spec: Spec, budget: Budget) -> None:
         """Compile the kernels on points of this shape and type that are not the problem's."""
@@ -51,6 +54,9 @@ class FlashSinkhorn:
             f, g = x.new_zeros(spec.n), y.new_zeros(spec.m)
             self._product(Problem(x, y, None, None, spec), f, g, x, ToResidual(1.0, max_iterations=1))
             return
+        if spec.task is Task.DIVERGENCE:
+            self._divergence(Problem(x, y, None, None, spec), 2)
+            return
         result = solve(x, y, eps=spec.eps, cost_scale=spec.cost_scale, n_iterations=2, **self.options)
         if spec.task is Task.FORWARD_BACKWARD:
             self._gradient(Problem(x, y, None, None, spec), result)
@@ -59,6 +65,9 @@ class FlashSinkhorn:
 
     def solve(self, problem: Problem, budget: Budget) -> Solution:
         spec = problem.spec
+        if spec.task is Task.DIVERGENCE:
+            assert isinstance(budget, FixedIterations)
+            return self._divergence(problem, budget.iterations)
         if isinstance(budget, FixedIterations):
             limits: dict[str, Any] = {"n_iterations": budget.iterations}
         else:
@@ -109,6 +118,22 @@ class FlashSinkhorn:
             in_y=False,
             precision=self.options["precision"],
         )
+
+    def _divergence(self, problem: Problem, n_iterations: int) -> Solution:
+        """As a user calls it; a self problem's iteration is one sweep, and its potential serves both sides."""
+        found = transport(
+            problem.x,
+            problem.y,
+            problem.a,
+            problem.b,
+            eps=problem.spec.eps,
+            cost_scale=problem.spec.cost_scale,
+            debias=True,
+            n_iterations=n_iterations,
+            precision=self.options["precision"],
+        )
+        own = (found.f_self, found.f_self), (found.g_self, found.g_self)
+        return Solution(found.f, found.g, n_iterations, found.n_passes, value=found.divergence, self_potentials=own)
 
     def _gradient(self, problem: Problem, result: Result) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows normalised by their own sums: one sweep a cloud."""

@@ -55,6 +55,31 @@ def test_potentials_and_gradients_come_from_one_solve(monkeypatch):
     assert not x.requires_grad and not y.requires_grad
 
 
+def test_a_divergence_has_the_potentials_of_its_three_problems(monkeypatch):
+    """The loss combines OT(x, y) - OT(x, x) / 2 - OT(y, y) / 2, as the package's `SamplesLoss(debias=True)` does."""
+    rng = torch.Generator().manual_seed(0)
+    known = {}
+
+    def solve(x, y, a, b, **settings):
+        f, g = torch.randn(len(x), generator=rng), torch.randn(len(y), generator=rng)
+        return known.setdefault((len(x), len(y)), (f, g))
+
+    def debiased(a, x, b, y):
+        loss = _Loss()
+        return loss(a, x, b, y) - 0.5 * loss(a, x, a, x) - 0.5 * loss(b, y, b, y)
+
+    monkeypatch.setattr(_autograd, "sinkhorn_flashstyle_alternating", solve)
+    x, y, a, b = torch.randn(3, 2), torch.randn(2, 2), torch.full((3,), 1 / 3), torch.full((2,), 0.5)
+    spec = Spec(3, 2, 2, EPS, 1.0, "float32", "cpu", Task.DIVERGENCE)
+    found = adapter._divergence(debiased, Problem(x, y, a, b, spec), 2.0, 10)
+    pairs = (found.f, found.g), *found.self_potentials
+    for got, size in zip(pairs, ((3, 2), (3, 3), (2, 2)), strict=True):
+        assert all(torch.equal(p, 2 * want) for p, want in zip(got, known[size], strict=True))
+    duals = [w @ f + v @ g for (f, g), (w, v) in zip(pairs, ((a, b), (a, a), (b, b)), strict=True)]
+    torch.testing.assert_close(found.value, duals[0] - duals[1] / 2 - duals[2] / 2)
+    assert found.n_passes == 60.0 and not found.value.requires_grad
+
+
 @pytest.mark.parametrize("task", list(Task))
 def test_it_takes_cuda_only_whatever_the_task(task):
     from fsbench.api import ToResidual, Unsupported
