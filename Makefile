@@ -10,7 +10,7 @@ endif
 .DEFAULT_GOAL := help
 .PHONY: help env quickstart test lint test-gpu doctor regress clean \
         reproduce-table2 reproduce-table3 reproduce-memory reproduce-time-to-residual \
-        reproduce-lowepsilon reproduce-hvp reproduce-forward readme
+        reproduce-lowepsilon reproduce-hvp reproduce-divergence reproduce-forward readme
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | while IFS='|' read -r name text; do printf '  make %-26s %s\n' "$$name" "$$text"; done
@@ -63,6 +63,9 @@ reproduce-lowepsilon: $(READY) ## error and time as eps falls, at fixed iteratio
 
 reproduce-hvp: $(READY) ## one Hessian-vector product at equal tolerance, time and error
 	$(FSBENCH) run experiment=hvp
+
+reproduce-divergence: $(READY) ## the value of a Sinkhorn divergence against the published package: time and error
+	$(FSBENCH) run experiment=divergence
 
 regress: $(READY) ## this GPU's speed against results/baseline, fails on a significant slowdown
 	$(FSBENCH) run experiment=regress

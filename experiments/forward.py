@@ -7,6 +7,7 @@ where the package does not run, against KeOps.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -28,18 +29,34 @@ PAIRS = {
     "cpu": (("flash_sinkhorn", "keops"),),
 }
 _SETTINGS = ("problem", "eps", "dtype", "task", "mode", "tol", "max_iterations", "seed", "cost_scale", "shape")
-_VALUES = {
-    TIME: Column("time", Unit.SECONDS),
-    "time_per_pass_s": Column("time per pass", Unit.SECONDS),
-    "half_step_error": Column("half-step error / eps", Unit.NUMBER),
-    "residual_l1": Column("residual L1", Unit.NUMBER),
-}
 _WHAT = "Speed-up: time of the other solver over that of ours, only where both finished."
-_ERROR = "Error: half-step error / eps against the points as given, the largest over the cells that both finished."
 _EXACT_OVER_TF32 = "FlashSinkhorn without a suffix is FP32-grade: against TF32 it does the more accurate work."
 
 
-def report(df: pd.DataFrame, out_dir: Path) -> list[Path]:
+@dataclass(frozen=True)
+class Quality:
+    """values: columns of the table of every cell. error: the record column that stands for accuracy; note says what it
+    is, ending before "the largest over the cells that both finished".
+    """
+
+    values: dict[str, Column]
+    error: str
+    note: str
+
+
+FORWARD = Quality(
+    values={
+        TIME: Column("time", Unit.SECONDS),
+        "time_per_pass_s": Column("time per pass", Unit.SECONDS),
+        "half_step_error": Column("half-step error / eps", Unit.NUMBER),
+        "residual_l1": Column("residual L1", Unit.NUMBER),
+    },
+    error="half_step_error",
+    note="Error: half-step error / eps against the points as given",
+)
+
+
+def report(df: pd.DataFrame, out_dir: Path, quality: Quality = FORWARD) -> list[Path]:
     """speedups.* (a summary, then an n x d table a pair), table.* (these and every cell), time against n and d."""
     ratios: list[Table] = []
     every_cell: list[Table] = []
@@ -47,9 +64,9 @@ def report(df: pd.DataFrame, out_dir: Path) -> list[Path]:
     for device, suffix, part in by_device(df):
         for setting, of_setting in _settings(part):
             pairs = _pairs(of_setting)
-            ratios.append(_summary(of_setting, pairs, f"Speed-ups on {device}{setting}"))
+            ratios.append(_summary(of_setting, pairs, quality, f"Speed-ups on {device}{setting}"))
             ratios += [_grid(of_setting, pair, f"on {device}{setting}") for pair in pairs]
-        every_cell += cells(part, _VALUES, title=f"{time_words(part)}, median", notes=[throughput_note(part)])
+        every_cell += cells(part, quality.values, title=f"{time_words(part)}, median", notes=[throughput_note(part)])
         for x in ("n", "d"):
             if x == "n" or part["d"].nunique() > 1:
                 drawn = figures.scaling(part, x=x, y=TIME, title=f"{time_words(part)} on {device}")
@@ -83,7 +100,7 @@ def _ratios(part: pd.DataFrame, pair: tuple[str, str]) -> pd.Series:
     return known[theirs].astype(float)
 
 
-def _summary(part: pd.DataFrame, pairs: list[tuple[str, str]], title: str) -> Table:
+def _summary(part: pd.DataFrame, pairs: list[tuple[str, str]], quality: Quality, title: str) -> Table:
     """A row a pair: geometric mean, median and least cell, and the largest error of each over the cells they share."""
     columns = [Column("ours"), Column("over"), Column("cells")]
     columns += [Column(name, Unit.RATIO) for name in ("geometric mean", "median", "least")]
@@ -100,11 +117,12 @@ def _summary(part: pd.DataFrame, pairs: list[tuple[str, str]], title: str) -> Ta
             continue
         least = groups.loc[both.idxmin()]
         shared = part[part["group_id"].isin(both.index)]
-        errors = [shared.loc[shared["solver"] == name, "half_step_error"].max() for name in (ours, theirs)]
+        errors = [shared.loc[shared["solver"] == name, quality.error].max() for name in (ours, theirs)]
         row += [float(np.exp(np.log(both).mean())), float(both.median()), float(both.min())]
         row += [f"n = {count_text(least['n'])}, d = {count_text(least['d'])}", float((both <= 1).sum())]
         rows.append([*row, *(None if pd.isna(error) else float(error) for error in errors)])
-    notes = [_WHAT, _ERROR, throughput_note(part), *crossed_note(part, {pair: _ratios(part, pair) for pair in pairs})]
+    notes = [_WHAT, f"{quality.note}, the largest over the cells that both finished.", throughput_note(part)]
+    notes += crossed_note(part, {pair: _ratios(part, pair) for pair in pairs})
     if ("flash_sinkhorn", "flash_sinkhorn_pypi_tf32") in pairs:
         notes.append(_EXACT_OVER_TF32)
     return Table(title, columns, rows, notes, key_columns=2)
