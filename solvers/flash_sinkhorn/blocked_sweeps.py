@@ -14,7 +14,7 @@ BLOCK_ROWS, BLOCK_COLS = 512, 2048  # large enough that starting the threads of 
 LARGEST_LOG2_SUM = 60.0
 
 
-@dataclass
+@dataclass(eq=False)
 class BlockedCloud(Cloud):
     """points [n, d] (direct differences: [d, n]) and biases [n] in the working precision; the rest float64 [n]."""
 

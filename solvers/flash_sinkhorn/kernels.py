@@ -258,8 +258,9 @@ def settle_kernel(
 @triton.jit(do_not_specialize=["n_tiles", "tiles_per_split"])
 def sweep_kernel(
     rows_hi, rows_lo, cols_hi, cols_lo, stride_row, stride_row_d, stride_col, stride_col_d,
-    row_bias, col_bias, row_statistics, col_statistics, partial_log2_sums, n_padded, n_tiles, tiles_per_split, scale,
-    potential, half_square, weight, log2_weight, own_col_bias, used, block_statistics, arrivals, relaxation, undamped,
+    row_bias, col_bias, row_statistics, col_statistics, partial_log2_sums, n_padded, n_tiles, tiles_per_split,
+    potential, half_square, weight, log2_weight, own_col_bias, used, block_statistics, arrivals, scale, relaxation,
+    undamped,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
     DIRECT: tl.constexpr, ROWS_SPLIT: tl.constexpr, COLS_SPLIT: tl.constexpr, STAGES: tl.constexpr,
     SETTLE: tl.constexpr,

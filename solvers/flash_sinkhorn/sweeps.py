@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 import torch
 
 
-@dataclass
+@dataclass(eq=False)
 class Cloud:
     """What the loop sees of one side: n points, and per point (padding of no weight beyond n may follow)
 

@@ -28,7 +28,7 @@ PADDING = 256  # points; a multiple of every tile's rows and cols
 ROWS = 256  # of one program of `rescale_kernel`
 
 
-@dataclass
+@dataclass(eq=False)
 class StoredCloud(Cloud):
     """hi, lo: operands [n_padded, d_stored], or [d, n_padded] for direct differences (lo is hi where not split). Packed
     points take one product: hi is the operand of a row, lo that of a column.
@@ -66,7 +66,7 @@ class TritonSweeps(Sweeps[StoredCloud]):
         self.tile = tile or sweep_tile(precision, d, _shared_bytes(inputs.x.device))
         self.unit = 1.0 if self.direct else inputs.unit
         self.scale = 0.0
-        self._launches: dict[tuple[object, ...], Launch] = {}  # of these two clouds, at the present scale
+        self._launches: dict[tuple[object, ...], Launch] = {}  # of these two clouds
         self.options = {
             "D": padded_dimension(d, packed=self.packed),
             "BM": self.tile.rows,
@@ -130,7 +130,6 @@ class TritonSweeps(Sweeps[StoredCloud]):
         self.scale = -s if self.direct else 2.0 * s * self.unit**2
         for cloud in (self.x, self.y):
             self._derive_biases(cloud, ratio)
-        self._launches.clear()  # they hold the old scale
 
     def take_potential(self, cloud: StoredCloud, potential: torch.Tensor) -> None:
         change = (potential - cloud.potential).abs().amax()  # without weight as well: their sums are kept in range too
@@ -140,52 +139,56 @@ class TritonSweeps(Sweeps[StoredCloud]):
         cloud.statistics[:2].copy_(bounds)
 
     def _derive_biases(self, cloud: StoredCloud, ratio: float) -> None:
-        launch(
-            rescale_kernel, (cloud.n_padded // ROWS, 1, 1),
-            (cloud.potential, cloud.half_square, cloud.log2_weight, cloud.row_bias, cloud.col_bias, cloud.statistics,
-             ratio, self.scale),
-            {"ROWS": ROWS},
-        )  # fmt: skip
+        self._launch(("rescale", cloud), lambda: self._bind_rescale(cloud), ratio, self.scale)
 
     def sweep(self, rows: StoredCloud, cols: StoredCloud) -> torch.Tensor:
-        self._launch(("sweep", id(rows), id(cols)), lambda: self._bind_sweep(rows, cols, settle=False))
+        self._launch_sweep(rows, cols, settle=False)
         return rows.partial
 
     def settle(self, rows: StoredCloud, partial: torch.Tensor, *, relaxation: float, damping: float) -> None:
-        self._launch(
-            ("settle", id(rows), relaxation, damping), lambda: self._bind_settle(rows, partial, relaxation, damping)
-        )
+        key = "settle", rows, id(partial)
+        self._launch(key, lambda: self._bind_settle(rows, partial), self.scale, relaxation, 1.0 - damping)
 
     def half_step(self, rows: StoredCloud, cols: StoredCloud) -> None:
-        self._launch(("half-step", id(rows), id(cols), rows.damping), lambda: self._bind_sweep(rows, cols, settle=True))
+        self._launch_sweep(rows, cols, settle=True)
 
-    def _launch(self, key: tuple[object, ...], bind: Callable[[], Launch]) -> None:
+    def _launch_sweep(self, rows: StoredCloud, cols: StoredCloud, *, settle: bool) -> None:
+        key = "sweep", rows, cols, settle
+        self._launch(key, lambda: self._bind_sweep(rows, cols, settle), self.scale, 1.0, 1.0 - rows.damping)
+
+    def _launch(self, key: tuple[object, ...], bind: Callable[[], Launch], *changing: float) -> None:
         launch = self._launches.get(key)
         if launch is None:
             launch = self._launches[key] = bind()
-        launch()
+        launch(*changing)
 
-    def _bind_sweep(self, rows: StoredCloud, cols: StoredCloud, *, settle: bool) -> Launch:
+    def _bind_rescale(self, cloud: StoredCloud) -> Launch:
+        return Launch(
+            rescale_kernel, (cloud.n_padded // ROWS, 1, 1),
+            (cloud.potential, cloud.half_square, cloud.log2_weight, cloud.row_bias, cloud.col_bias, cloud.statistics),
+            {"ROWS": ROWS},
+        )  # fmt: skip
+
+    def _bind_sweep(self, rows: StoredCloud, cols: StoredCloud, settle: bool) -> Launch:
         n_tiles = cols.n_padded // self.tile.cols
         splits = rows.partial.shape[0]
         return Launch(
             sweep_kernel, (rows.n_padded // self.tile.rows, splits, 1),
             (rows.hi, rows.lo, cols.hi if cols.split else cols.lo, cols.lo, *rows.strides, *cols.strides, rows.row_bias,
              cols.col_bias, rows.statistics, cols.statistics, rows.partial, rows.n_padded, n_tiles,
-             -(-n_tiles // splits), self.scale,
-             rows.potential, rows.half_square, rows.weight, rows.log2_weight, rows.col_bias, rows.used,
-             rows.block_statistics, self.arrivals, 1.0, 1.0 - rows.damping),
+             -(-n_tiles // splits), rows.potential, rows.half_square, rows.weight, rows.log2_weight, rows.col_bias,
+             rows.used, rows.block_statistics, self.arrivals),
             {**self.options, "ROWS_SPLIT": rows.split, "COLS_SPLIT": cols.split, "SETTLE": settle,
              "STAGES": self.tile.stages, "num_stages": self.tile.stages, "num_warps": self.tile.warps,
              "maxnreg": self.tile.registers},
         )  # fmt: skip
 
-    def _bind_settle(self, rows: StoredCloud, partial: torch.Tensor, relaxation: float, damping: float) -> Launch:
+    def _bind_settle(self, rows: StoredCloud, partial: torch.Tensor) -> Launch:
         return Launch(
             settle_kernel, (rows.n_padded // self.tile.rows, 1, 1),
             (partial, rows.n_padded, partial.shape[0], rows.potential, rows.half_square, rows.weight,
              rows.log2_weight, rows.row_bias, rows.col_bias, rows.used, rows.statistics, rows.block_statistics,
-             self.arrivals, self.scale, relaxation, 1.0 - damping),
+             self.arrivals),
             {"BM": self.tile.rows},
         )  # fmt: skip
 
