@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from experiments import floor
 from experiments.common import crossed_note, ratio_entry, throughput_note
 from fsbench.report import figures
 from fsbench.report.analysis import TIME, by_device, speedups, time_words
@@ -57,7 +58,9 @@ FORWARD = Quality(
 
 
 def report(df: pd.DataFrame, out_dir: Path, quality: Quality = FORWARD) -> list[Path]:
-    """speedups.* (a summary, then an n x d table a pair), table.* (these and every cell), time against n and d."""
+    """speedups.* (a summary, then an n x d table a pair), table.* (these and every cell), time against n and d; and
+    floor.* where the chip's own limits are known."""
+    floors: list[Table] = []
     ratios: list[Table] = []
     every_cell: list[Table] = []
     paths = []
@@ -66,12 +69,14 @@ def report(df: pd.DataFrame, out_dir: Path, quality: Quality = FORWARD) -> list[
             pairs = _pairs(of_setting)
             ratios.append(_summary(of_setting, pairs, quality, f"Speed-ups on {device}{setting}"))
             ratios += [_grid(of_setting, pair, f"on {device}{setting}") for pair in pairs]
+            floors += floor.tables(of_setting, f"on {device}{setting}")
         every_cell += cells(part, quality.values, title=f"{time_words(part)}, median", notes=[throughput_note(part)])
         for x in ("n", "d"):
             if x == "n" or part["d"].nunique() > 1:
                 drawn = figures.scaling(part, x=x, y=TIME, title=f"{time_words(part)} on {device}")
                 paths += figures.save(drawn, out_dir, f"time_{x}{suffix}")
-    return write([*ratios, *every_cell], out_dir) + write(ratios, out_dir, "speedups") + paths
+    paths += write(floors, out_dir, "floor") if floors else []
+    return write([*ratios, *floors, *every_cell], out_dir) + write(ratios, out_dir, "speedups") + paths
 
 
 def _settings(df: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
