@@ -9,7 +9,19 @@ PASSED_OVER = ("torch", __package__)  # packages whose frames are not the user's
 
 
 class NotConverged(UserWarning):
-    """A solve ended at a limit: what was returned has the residual that the message states."""
+    """A solve ended at a limit, or where rounding let it go no further, above its tolerance: what was returned has the
+    residual that the message states."""
+
+
+def tell_not_converged(residual: float, tol: float, *, by_rounding: bool, in_float64: bool) -> None:
+    """Warn that a solve ended above tol, with what would help: more iterations do not where rounding ended them."""
+    if not by_rounding:
+        advice = "raise max_iterations, max_seconds, eps (blur) or tol"
+    elif in_float64:
+        advice = "rounding lets it fall no further: raise tol or eps (blur)"
+    else:
+        advice = "float32 lets it fall no further: raise tol or eps (blur), or give float64 points on the CPU"
+    tell(f"not converged: residual {residual:.0e} above tol {tol:.0e}; {advice}", NotConverged)
 
 
 def tell(message: str, category: type[Warning]) -> None:

@@ -21,7 +21,8 @@ class SelfResult:
 
     Both float64. The pair (f, update) meets its column marginal exactly. residual: sum_i a_i |exp((f_i - F_i) / eps)
     - 1| over the mass, of f as the last sweep measured it; None if no tolerance was asked for. converged: residual <=
-    tol, or None. n_passes: sweeps over all pairs. precision: of the last of them.
+    tol, or None. stalled: sweeps ended above tol because the residual had stopped falling. n_passes: sweeps over all
+    pairs. precision: of the last of them.
     """
 
     f: torch.Tensor
@@ -30,6 +31,7 @@ class SelfResult:
     converged: bool | None
     n_passes: int
     precision: Precision
+    stalled: bool = False
 
 
 def solve_self(
@@ -72,6 +74,7 @@ def solve_self(
         converged=None if tol is None or loop.residual is None else loop.residual <= tol,
         n_passes=loop.n_passes,
         precision=precision,
+        stalled=loop.stalled,
     )
 
 
@@ -86,6 +89,7 @@ class _SelfLoop:
         self.relaxation = 2.0 / (2.0 + damping)
         self.n_passes = 0
         self.residual: float | None = None
+        self.stalled = False
         if start is not None:
             self.n_passes = start.n_passes
             sweeps.take_potentials(start.sweeps)
@@ -105,7 +109,8 @@ class _SelfLoop:
                 self.residual = cloud.residual.item() / self.mass
                 if self.residual < least:
                     least, least_at = self.residual, self.n_passes
-                last = last or self.residual <= tol or self.n_passes - least_at >= STALLED
+                self.stalled = not self.residual <= tol and self.n_passes - least_at >= STALLED
+                last = last or self.residual <= tol or self.stalled
             if last:
                 return
 

@@ -16,7 +16,7 @@ from .checks import checked_inputs, positive, whole
 from .loop import Limits
 from .loss import Regularisation, full_precision, pair_value, promoted, self_value
 from .near_copies import ATTEMPT_PASSES, NearCopy, solve_near_copy
-from .notices import NotConverged, tell
+from .notices import tell, tell_not_converged
 from .operators import Plan
 from .self_transport import solve_self
 from .solver import Result, solve
@@ -119,10 +119,11 @@ def transport(
     x [n, d], y [m, d], a [n], b [m]: as of `solve`, of any float dtype, strides and device; uniform weights if None.
     Solved to tol on the L1 marginal residual, or for n_iterations; max_seconds is for all problems together. tol None
     is 1e-4, or up to 1e-2 where float32's rounding of |x|^2 / eps allows no less: a RuntimeWarning says so, and the
-    result states it. The warning NotConverged states the residual of a solve that ended at a limit. Gradients are
-    off by the residual times the distances between points that share mass, values by eps times the residual, or its
-    square where convergence is quick: ask for a smaller tol where that counts. So `converged` is about marginals: a
-    share of the mass below tol that has far to go is not seen, however much its cost. With float32 clouds values are
+    result states it. The warning NotConverged states the residual of a solve that ended above tol, at a limit or where
+    rounding lets the residual fall no further. Gradients are off by the residual times the distances between points
+    that share mass, values by eps times the residual, or its square where convergence is quick: ask for a smaller tol
+    where that counts. So `converged` is about marginals: a share of the mass below tol that has far to go is not seen,
+    however much its cost. With float32 clouds values are
     known to 1e-7 of eps at best, which counts where eps is above the costs. Gradients have the dtypes of their
     inputs, and no input without requires_grad costs anything. hessian_tol: on the linear systems of second
     derivatives; the lesser of tol and 1e-4 if None.
@@ -171,11 +172,10 @@ def transport(
     residuals = [each.residual for each in solved if each.residual is not None]
     converged = all(each.converged for each in solved) if residuals else None
     if converged is False:
-        tell(
-            f"not converged: residual {max(residuals):.0e} above tol {budget.tol:.0e}; raise max_iterations, "
-            "max_seconds, eps (blur) or tol",
-            NotConverged,
-        )
+        assert budget.tol is not None
+        by_rounding = all(each.stalled for each in solved if not each.converged)
+        in_float64 = x.device.type == "cpu" and x.dtype is torch.float64
+        tell_not_converged(max(residuals), budget.tol, by_rounding=by_rounding, in_float64=in_float64)
     return Transport(
         ot=ot,
         divergence=divergence,
@@ -194,7 +194,8 @@ def transport(
 
 @dataclass(frozen=True)
 class _Solved:
-    """Potentials of two clouds, or of one with itself (symmetric); problem: in the precision of the last sweeps."""
+    """Potentials of two clouds, or of one with itself (symmetric); problem: in the precision of the last sweeps.
+    stalled: not converged, and rounding ended it rather than a limit."""
 
     f: torch.Tensor
     g: torch.Tensor
@@ -202,6 +203,7 @@ class _Solved:
     converged: bool | None
     n_passes: float
     problem: Regularisation
+    stalled: bool
     symmetric: bool
 
 
@@ -226,7 +228,14 @@ def _solve(
         found = solve(x, y, a, b, **options, **budget.left())
     problem = dataclasses.replace(problem, precision=found.precision)
     return _Solved(
-        found.f, found.g, found.residual, found.converged, found.n_passes + failed_passes, problem, symmetric=False
+        found.f,
+        found.g,
+        found.residual,
+        found.converged,
+        found.n_passes + failed_passes,
+        problem,
+        stalled=getattr(found, "stalled", False),  # a near copy's solve does not tell
+        symmetric=False,
     )
 
 
@@ -247,7 +256,9 @@ def _solve_self(x: torch.Tensor, a: torch.Tensor, problem: Regularisation, budge
         **budget.left(),
     )
     problem = dataclasses.replace(problem, precision=own.precision)
-    return _Solved(own.f, own.update, own.residual, own.converged, own.n_passes, problem, symmetric=True)
+    return _Solved(
+        own.f, own.update, own.residual, own.converged, own.n_passes, problem, stalled=own.stalled, symmetric=True
+    )
 
 
 def _self_value(x: torch.Tensor, a: torch.Tensor, own: _Solved) -> torch.Tensor:
