@@ -43,7 +43,8 @@ def test_value_is_that_of_the_potentials(driver, d, cost_scale):
     own = dual(*of_x, x, x, a, a, **options), dual(*of_y, y, y, b, b, **options)
     rounding = driver.rounding((x, y, a, b), cost_scale, "float32")
     assert solution.value.item() == pytest.approx(pair - sum(own) / 2, abs=3 * rounding)
-    assert score(*map(host, of_x), x, x, a, a, **options).residual < 0.02  # self problems are solved in few iterations
+    # Self problems are solved in few iterations, to a residual that rounding of costs over eps may add to.
+    assert score(*map(host, of_x), x, x, a, a, **options).residual < 0.02 + rounding / options["eps"]
     assert solution.n_iterations == 10 and solution.n_passes >= 40
 
 
