@@ -47,7 +47,8 @@ def environment() -> dict[str, Any]:
     packages and variables. Git, the lock file and the operating system's release are kept but not hashed.
     """
     total_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    commit = _git("rev-parse", "HEAD")
+    is_checkout = not _git("rev-parse", "--show-prefix")  # a copy within another repository is none of its commits
+    commit = _git("rev-parse", "HEAD") if is_checkout else ""
     row: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         **_gpu(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -112,7 +113,7 @@ def test_environment_row_has_every_column_and_plain_values():
 def test_env_id_follows_what_changes_numbers_and_not_git(monkeypatch):
     base = env.environment()
     assert env.environment()["env_id"] == base["env_id"]
-    monkeypatch.setattr(env, "_git", lambda *_: "another")
+    monkeypatch.setattr(env, "_git", lambda *arguments: "" if "--show-prefix" in arguments else "another")
     monkeypatch.setattr(env, "_lock_hash", lambda: "another")
     edited = env.environment()
     assert (edited["git_commit"], edited["lock_hash"]) == ("another", "another")
@@ -129,6 +130,19 @@ def test_git_fields_are_null_outside_a_checkout(monkeypatch, tmp_path):
     row = env.environment()
     assert row["git_commit"] is None
     assert row["git_dirty"] is None
+
+
+def test_a_copy_within_another_repository_is_not_of_its_commit(monkeypatch, tmp_path):
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    as_someone = ("-c", "user.name=a", "-c", "user.email=a@b")
+    for arguments in (("init", "-q"), (*as_someone, "commit", "-q", "--allow-empty", "-m", "other")):
+        subprocess.run(["git", "-C", str(tmp_path), *arguments], check=True)
+    monkeypatch.setattr(env, "ROOT", tmp_path)
+    assert env.environment()["git_commit"]
+    monkeypatch.setattr(env, "ROOT", copy)
+    monkeypatch.setenv("FSBENCH_GIT_COMMIT", "the copy's")
+    assert env.environment()["git_commit"] == "the copy's"
 
 
 class FakeNvml:
