@@ -80,7 +80,7 @@ class _Rung:
 
 
 class Measurement:
-    """One cell in three steps: `start` once, `sample` once a round, `finish` once. `phase` says where it is.
+    """One cell in three steps: `start` once, `sample` once a round, `finish` after any of them. `phase`: which is on.
 
     Between the steps the framework's caches are empty, so that other solvers' workers find room on the same GPU.
     """
@@ -104,6 +104,7 @@ class Measurement:
         self._device_seconds: list[float] = []
         self._half_seconds: list[float] = []
         self._load = HostLoad()
+        self._judged: Record | None = None
 
     @property
     def _half(self) -> FixedIterations | None:
@@ -216,35 +217,48 @@ class Measurement:
     def finish(self) -> Record:
         """The record's columns of this measurement, without identity. `sample` must have run at least once.
 
+        Solutions are judged once, by the first call; a later one adds the samples since.
+
         Raises InvalidSolution if the potentials are not finite where there is weight, or their plan overflows.
         """
+        if self._judged is None:
+            self._judged = self._judge()
+        self.phase = Phase.SCORE
+        reached, in_time = self._judged["residual_reached"], True
+        if isinstance(self.cell.budget, ToResidual):
+            in_time = quartiles(self._seconds).median <= self.cell.budget.max_seconds
+        return {
+            **self._judged,
+            "status": Status.NOT_CONVERGED.value if reached is False or not in_time else Status.OK.value,
+            "status_detail": None if in_time else "the solve took longer than max_seconds",
+            "phase": self.phase.value,
+            **self._time_columns(),
+            "host_load_cpus": self._load.cpus,
+            **self._gpu_state,
+        }
+
+    def _judge(self) -> Record:
+        """What does not depend on how many samples were taken: memory and quality."""
         self.phase = Phase.MEMORY
         memory = self._memory_pass() if self.cell.timing.memory else {}
         self.phase = Phase.SCORE
         scored = self._score(self._kept)
         product_error = None if self._kept.h_x is None else self._product_error(self._kept.h_x)
-        reached, in_time = None, True
+        reached = None
         if isinstance(self.cell.budget, ToResidual):
             reached = scored.residual_l1 <= self.cell.budget.tol  # all pairs: nothing left out to add to it
             if product_error is not None:
                 reached = product_error <= PRODUCT_MARGIN * self.cell.budget.tol
-            in_time = quartiles(self._seconds).median <= self.cell.budget.max_seconds
         return {
             "framework": self._solver.framework.value,
             "input_hash": input_hash(self._clouds),
             "input_bytes": sum(v.nbytes for v in arrays_of(self._clouds)),
-            "status": Status.NOT_CONVERGED.value if reached is False or not in_time else Status.OK.value,
-            "status_detail": None if in_time else "the solve took longer than max_seconds",
-            "phase": self.phase.value,
             "residual_reached": reached,
             "ladder": self._ladder_column(),
-            **self._time_columns(),
             **self._quality_columns(scored, reached=bool(reached)),
             "gradient_rel_err": self._gradient_error(),
             "hvp_rel_err": product_error,
             **self._divergence_columns(scored),
-            "host_load_cpus": self._load.cpus,
-            **self._gpu_state,
             **memory,
         }
 

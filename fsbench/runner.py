@@ -1,7 +1,8 @@
 """The parent: hands cells to workers, holds every deadline, and writes exactly one record a cell and attempt.
 
-The cells of one comparison run side by side: each is started in its solver's worker, then sampled in turn, round by
-round, then finished, so that a drift of the machine meets all of them alike.
+The cells of one comparison run side by side: each is started in its solver's worker, sampled once and finished, and
+then sampled in turn, round by round, so that a drift of the machine meets all of them alike. What a cell had after its
+first round is kept in a file of its own until the last: a run that is killed loses the rest, and no cell.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import signal
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
@@ -71,8 +72,9 @@ class _Running:
 
     cell: Cell
     worker: WorkerProcess
-    started_at: str
+    identity: Record
     spent_s: float = 0.0
+    counters: dict[str, Any] = field(default_factory=dict)
 
     def ask(self, op: str, **extra: Any) -> dict[str, Any] | None:
         """Carry out one operation: None if the cell goes on, else the columns of its record."""
@@ -102,6 +104,7 @@ class Runner:
         self.folder = plan.folder
         self._suffix = f"-{shard}" if shard else ""
         self.path = self.folder / f"measurements{self._suffix}.jsonl"
+        self._unfinished = self.folder / f"measurements{self._suffix}-unfinished.jsonl"  # sorted before the finished
         self.progress = progress
         self._run_id = f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}"
         self._workers: dict[str, WorkerProcess] = {}
@@ -119,6 +122,7 @@ class Runner:
         stopped, exit_code = None, 0
         with _locked(self.plan.out_dir, self._suffix), _sigterm_as_interrupt():
             self._write_surroundings()
+            self._keep_unfinished()
             self._history = History(self.folder, self.plan.cells, self._env_id)
             try:
                 self._run_all()
@@ -171,32 +175,42 @@ class Runner:
             ended = run.ask(op, **extra)
             if ended is None:
                 return True
-            if ended["status"] not in _GOOD:
+            if ended["status"] in _GOOD:
+                if run.cell.timing.counters and not run.counters:
+                    run.counters = _counters(run.cell)
+                ended |= run.counters
+            else:
                 run.worker.kill()
                 del self._workers[run.cell.solver]
-            elif run.cell.timing.counters:
-                ended |= _counters(run.cell)
             if ended["status"] == Status.OOM and self._workers:
                 crowded.append(run.cell)
+            elif extra.get("more_rounds") and ended["status"] in _GOOD:
+                records.append(self._unfinished, _checked(run.identity, ended))
+                return True
             else:
-                self._record(run.cell, run.started_at, ended)
+                self._record(_checked(run.identity, ended))
             return False
 
+        rounds = cells[0].timing.rounds if cells else 0
         self._start_workers([cell for cell in cells if self._history.smaller_failure(cell) is None])
         for index, cell in enumerate(cells):
             if index and self._out_of_budget():
                 break
             smaller = self._history.smaller_failure(cell)
             if smaller is not None:
-                self._record(cell, _now(), _inferred(smaller))
+                self._record(_checked(self._identity(cell), _inferred(smaller)))
                 continue
-            run = _Running(cell, self._worker(cell), _now())
-            if step(run, "start", cell=cell.to_json()):
+            run = _Running(cell, self._worker(cell), self._identity(cell))
+            started = step(run, "start", cell=cell.to_json()) and step(run, "sample")
+            if started and step(run, "finish", more_rounds=rounds > 1):
                 running.append(run)
-        for _ in range(cells[0].timing.rounds if cells else 0):
+        for _ in range(rounds - 1):
+            if self._out_of_budget():
+                break
             running = [run for run in running if step(run, "sample")]
         for run in running:
-            step(run, "finish")
+            step(run, "finish", more_rounds=False)
+        self._unfinished.unlink(missing_ok=True)
         return crowded
 
     def _start_workers(self, cells: Sequence[Cell]) -> None:
@@ -220,28 +234,33 @@ class Runner:
         worker.begin_cell()
         return worker
 
-    def _record(self, cell: Cell, started_at: str, measured: dict[str, Any]) -> None:
-        """Write the record of a cell, durably, as soon as it is known."""
-        identity = records.describe(cell) | {
+    def _identity(self, cell: Cell) -> Record:
+        """The columns of a record that say what it is of; of a cell that starts now."""
+        return records.describe(cell) | {
             "record_id": uuid.uuid4().hex,
             "run_id": self._run_id,
             "attempt": self._history.next_attempt(cell),
             "code_id": code_id(cell.solver_target, cell.problem_target),
             "env_id": self._env_id,
             **self._commit,
-            "started_at": started_at,
+            "started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
         }
-        record = _complete(identity | measured)
-        try:
-            records.check_record(record)
-        except (ValueError, TypeError, KeyError) as error:
-            detail = f"the measurement broke the record's rules: {error}"
-            record = _complete(identity | {"status": Status.ERROR, "status_detail": detail, "phase": Phase.SCORE})
+
+    def _record(self, record: Record) -> None:
+        """Write the record of a cell, durably, as soon as it is known."""
         records.append(self.path, record)
         self._history.add(record)
         self.progress.ended(record)
         if record["status"] == Status.ERROR and self.plan.fail_fast:
             raise _Stop(StopReason.FAIL_FAST)
+
+    def _keep_unfinished(self) -> None:
+        """Records that a killed run left behind after a cell's first round stand as they are."""
+        finished = {record["record_id"] for record in records.read_lines(self.path)}
+        for record in records.read_lines(self._unfinished):
+            if record["record_id"] not in finished:
+                records.append(self.path, record)
+        self._unfinished.unlink(missing_ok=True)
 
     def _write_surroundings(self) -> None:
         """The environment, once, and the effective configuration of this run."""
@@ -271,6 +290,17 @@ def _counters(cell: Cell) -> dict[str, Any]:
     return counters.measure(cell, timeout_s=limit_s, environment=worker_environment(cell.device))
 
 
+def _checked(identity: Record, measured: dict[str, Any]) -> Record:
+    """The whole record; one of an error if the measurement breaks a record's rules."""
+    record = _complete(identity | measured)
+    try:
+        records.check_record(record)
+    except (ValueError, TypeError, KeyError) as error:
+        detail = f"the measurement broke the record's rules: {error}"
+        return _complete(identity | {"status": Status.ERROR, "status_detail": detail, "phase": Phase.SCORE})
+    return record
+
+
 def _complete(record: Record) -> Record:
     return dict.fromkeys(records.MEASUREMENTS.names) | record
 
@@ -297,10 +327,6 @@ def _describe_death(death: WorkerDied, phase: Phase) -> dict[str, Any]:
         if number == signal.SIGKILL:
             detail += "; the kernel reported no out-of-memory kill"
     return columns | {"status": Status.ERROR, "status_detail": detail}
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
 """Child entry point: `python -m fsbench.worker REQUESTS REPLIES PARENT_PID`, one process a solver.
 
 JSON lines on two inherited file descriptors, so that whatever a solver prints goes to the log and cannot disturb the
-protocol. Requests: {"op": "import", "cell": ...}, {"op": "start", "cell": ...}, {"op": "sample"}, {"op": "finish"}.
+protocol. Requests: {"op": "import", "cell": ...}, {"op": "start", "cell": ...}, {"op": "sample"},
+{"op": "finish", "more_rounds": whether samples follow}.
 Each is answered by {"more": true} or {"record": {...}}, the measured columns of a cell that has ended; {"phase": ...}
 and {"sample_s": ...} lines may come before the answer.
 """
@@ -49,7 +50,8 @@ class _Session:
                     self.measurement.sample()
                 case "finish":
                     record = self.measurement.finish()
-                    self.measurement = None
+                    if not request["more_rounds"]:
+                        self.measurement = None
                     json.dumps(record)
                     return {"record": record}
                 case unknown:

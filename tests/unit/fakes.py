@@ -87,6 +87,7 @@ class FakeMeasurement:
     def __init__(self, cell: Cell) -> None:
         self.cell = cell
         self.params = cell.solver_params
+        self._calls: dict[str, int] = {}
 
     def start(self) -> None:
         self.phase = Phase.WARMUP
@@ -115,7 +116,9 @@ class FakeMeasurement:
         if trace := self.params.get("trace"):
             with open(trace, "a") as file:
                 file.write(f"{os.getpid()} {self.cell.solver} {self.cell.n} {op}\n")
-        if op == self.params.get("op", "start") and self.cell.n in self.params.get("at", [self.cell.n]):
+        self._calls[op] = self._calls.get(op, 0) + 1
+        here = op == self.params.get("op", "start") and self.cell.n in self.params.get("at", [self.cell.n])
+        if here and self._calls[op] >= self.params.get("from_call", 1):
             getattr(self, f"_{self.params.get('do', 'ok')}")()
 
     def _ok(self) -> None:

@@ -111,8 +111,8 @@ def test_own_solver_is_one_file_and_one_yaml_and_reports_need_no_solver(home):
     assert "toy is broken" in rows["bad"]["traceback"]
     assert (rows["absent"]["phase"], rows["bad"]["phase"]) == ("import", "warmup")
     for text in (
-        "[1/3] bad own n=40 d=2 eps=0.5  error",
-        "[3/3] toy own n=40 d=2 eps=0.5  ok",
+        "[1/3] toy own n=40 d=2 eps=0.5  ok",
+        "[2/3] bad own n=40 d=2 eps=0.5  error",
         "toy is broken",
         "toy_that_is_not_there",
         "records: results/raw/mine",

@@ -87,9 +87,10 @@ def test_rounds_alternate_between_the_solvers_of_a_comparison_and_workers_are_ke
     cells = [fake_cell(name, n, trace=str(trace)) for n in (10, 20) for name in ("a", "b")]
     run(fake_plan(out, *cells))
     lines = [line.split() for line in trace.read_text().splitlines()]
-    expected = [(name, op) for op in ("start", "sample", "sample", "finish") for name in ("a", "b")]
+    expected = [(name, op) for name in ("a", "b") for op in ("start", "sample", "finish")]
+    expected += [(name, op) for op in ("sample", "finish") for name in ("a", "b")]
     assert [(name, op) for _, name, n, op in lines if n == "10"] == expected
-    assert [n for _, _, n, _ in lines] == ["10"] * 8 + ["20"] * 8
+    assert [n for _, _, n, _ in lines] == ["10"] * 10 + ["20"] * 10
     assert len({pid for pid, name, _, _ in lines if name == "a"}) == 1
     assert len({pid for pid, _, _, _ in lines}) == 2
 
@@ -319,6 +320,31 @@ def test_parent_killed_with_sigkill_loses_one_cell_and_leaves_no_worker(out, tmp
     after = written(out)
     assert after[:2] == before
     assert [record["n"] for record in after] == [10, 20, 30, 40, 50, 60]
+
+
+@pytest.mark.parametrize("killed_in", ["b start", "a sample"])
+def test_a_killed_comparison_keeps_every_cell_that_had_its_first_round(out, tmp_path, killed_in):
+    """Solvers a and b side by side: killed while b starts, and while a is sampled for the second time."""
+    trace, gate = tmp_path / "trace", tmp_path / "gate"
+    solver, op = killed_in.split()
+    waits = {"do": "wait_for", "gate": str(gate), "op": op, "from_call": 1 if op == "start" else 2}
+    cells = [fake_cell(name, trace=str(trace), **(waits if name == solver else {})) for name in ("a", "b")]
+    parent = run_elsewhere(fake_plan(out, *cells))
+    reached = 1 if op == "start" else 2
+    wait_until(lambda: trace.exists() and trace.read_text().count(f" {solver} 10 {op}") == reached)
+    parent.kill()
+    parent.communicate()
+    kept = ["a"] if op == "start" else ["a", "b"]
+    assert written(out) == []
+    assert [record["solver"] for record in read_lines(out / "fake" / "measurements-unfinished.jsonl")] == kept
+
+    gate.touch()
+    assert statuses(run(fake_plan(out, *cells))) == ["ok", "ok"]
+    assert sorted(record["solver"] for record in written(out)) == ["a", "b"]
+    assert [record["attempt"] for record in written(out)] == [1, 1]
+    assert not (out / "fake" / "measurements-unfinished.jsonl").exists()
+    starts = trace.read_text().count(" start")
+    assert starts == 2 + (op == "start")  # only what had no round is measured again
 
 
 def test_a_line_cut_off_by_a_kill_costs_that_cell_only(out):
