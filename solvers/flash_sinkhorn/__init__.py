@@ -4,16 +4,16 @@
 the plan they define. README.md derives the method.
 """
 
-from .costs import LabelTransport, label_transport, unit_vectors
-from .hvp import hvp
-from .lanczos import lanczos_min_eigenvalue
-from .loss import ot_value
-from .notices import NotConverged
-from .operators import Plan, barycentric_projection, gradient, plan_apply
-from .samples_loss import SamplesLoss
-from .solver import Check, Result, Updates, solve
-from .tiles import Precision
-from .transport import Transport, transport
+from .iteration.solver import Check, Result, Updates, solve
+from .losses.costs import LabelTransport, label_transport, unit_vectors
+from .losses.loss import ot_value
+from .losses.notices import NotConverged
+from .losses.samples_loss import SamplesLoss
+from .losses.transport import Transport, transport
+from .plan.hvp import hvp
+from .plan.lanczos import lanczos_min_eigenvalue
+from .plan.operators import Plan, barycentric_projection, gradient, plan_apply
+from .sweeps.tiles import Precision
 
 __all__ = [
     "Check",

@@ -20,10 +20,10 @@ from fsbench.api import (
 )
 from solvers.common.scheme import Scheme
 
-from .hvp import HessianProduct, hvp
-from .operators import gradient
-from .solver import Result, solve
-from .transport import transport
+from .iteration.solver import Result, solve
+from .losses.transport import transport
+from .plan.hvp import HessianProduct, hvp
+from .plan.operators import gradient
 
 
 class FlashSinkhorn:

@@ -14,10 +14,10 @@ from compile_sweeps import inspect
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from solvers.flash_sinkhorn.average_kernels import mean_kernel
-from solvers.flash_sinkhorn.average_tiles import ValueTile, moment_tile, value_tile
-from solvers.flash_sinkhorn.moment_kernel import moment_kernel
-from solvers.flash_sinkhorn.tiles import LARGEST_DIRECT_DIMENSION, Precision, padded_dimension
+from solvers.flash_sinkhorn.plan.average_kernels import mean_kernel
+from solvers.flash_sinkhorn.plan.average_tiles import ValueTile, moment_tile, value_tile
+from solvers.flash_sinkhorn.plan.moment_kernel import moment_kernel
+from solvers.flash_sinkhorn.sweeps.tiles import LARGEST_DIRECT_DIMENSION, Precision, padded_dimension
 
 INTEGERS = {"settled", "n_padded", "stride_moment", "n_tiles", "tiles_per_split"}
 FLOATS = {"scale"}

@@ -9,10 +9,10 @@ from compile_sweeps import inspect
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from solvers.flash_sinkhorn.kernels import prepare_kernel, rescale_kernel, settle_kernel
-from solvers.flash_sinkhorn.mixing import MEMORY
-from solvers.flash_sinkhorn.triton_mixing import POINTS, mix_kernel, record_kernel
-from solvers.flash_sinkhorn.triton_survey import COORDINATES, ROWS, survey_kernel
+from solvers.flash_sinkhorn.inputs.triton_survey import COORDINATES, ROWS, survey_kernel
+from solvers.flash_sinkhorn.iteration.mixing import MEMORY
+from solvers.flash_sinkhorn.iteration.triton_mixing import POINTS, mix_kernel, record_kernel
+from solvers.flash_sinkhorn.sweeps.kernels import prepare_kernel, rescale_kernel, settle_kernel
 
 INTEGERS = {"n", "m", "n_padded", "n_splits", "blocks_x", "stride_point", "stride_stored"}
 INTEGERS |= {"x_stride", "y_stride"}

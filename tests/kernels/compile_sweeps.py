@@ -13,8 +13,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from solvers.flash_sinkhorn.kernels import sweep_kernel
-from solvers.flash_sinkhorn.tiles import LARGEST_DIRECT_DIMENSION, Precision, Tile, padded_dimension, sweep_tile
+from solvers.flash_sinkhorn.sweeps.kernels import sweep_kernel
+from solvers.flash_sinkhorn.sweeps.tiles import LARGEST_DIRECT_DIMENSION, Precision, Tile, padded_dimension, sweep_tile
 
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 

@@ -6,10 +6,10 @@ import json
 
 import torch
 
-from solvers.flash_sinkhorn.averages import Motion
-from solvers.flash_sinkhorn.checks import checked_inputs
-from solvers.flash_sinkhorn.tiles import Precision
-from solvers.flash_sinkhorn.triton_averages import TritonAverages
+from solvers.flash_sinkhorn.inputs.checks import checked_inputs
+from solvers.flash_sinkhorn.plan.averages import Motion
+from solvers.flash_sinkhorn.plan.triton_averages import TritonAverages
+from solvers.flash_sinkhorn.sweeps.tiles import Precision
 
 CASES = [  # n, m, d, precision, eps, common offset, columns of values
     (63, 300, 1, Precision.EXACT, 0.3, 1e3, 1),

@@ -6,9 +6,10 @@ import json
 
 import torch
 
-from solvers.flash_sinkhorn import loop, self_transport, transport
-from solvers.flash_sinkhorn.tiles import Precision
-from solvers.flash_sinkhorn.triton_sweeps import TritonSweeps
+from solvers.flash_sinkhorn import transport
+from solvers.flash_sinkhorn.iteration import loop, self_transport
+from solvers.flash_sinkhorn.sweeps.tiles import Precision
+from solvers.flash_sinkhorn.sweeps.triton_sweeps import TritonSweeps
 
 CASES = [(64, 128, 0.01), (50, 40, 1.0)]  # n, d, eps: exponents of 2e4 and of a hundred
 

@@ -6,12 +6,12 @@ import json
 
 import torch
 
-from solvers.flash_sinkhorn.acceleration import TorchAnderson
-from solvers.flash_sinkhorn.checks import checked_inputs
-from solvers.flash_sinkhorn.mixing import MEMORY
-from solvers.flash_sinkhorn.tiles import Precision
-from solvers.flash_sinkhorn.triton_mixing import COUNT, EXTRAPOLATED, REGULARISATION, TritonAnderson
-from solvers.flash_sinkhorn.triton_sweeps import TritonSweeps
+from solvers.flash_sinkhorn.inputs.checks import checked_inputs
+from solvers.flash_sinkhorn.iteration.acceleration import TorchAnderson
+from solvers.flash_sinkhorn.iteration.mixing import MEMORY
+from solvers.flash_sinkhorn.iteration.triton_mixing import COUNT, EXTRAPOLATED, REGULARISATION, TritonAnderson
+from solvers.flash_sinkhorn.sweeps.tiles import Precision
+from solvers.flash_sinkhorn.sweeps.triton_sweeps import TritonSweeps
 
 CASES = [(700, 300, (1.0, 1.0)), (63, 1100, (0.8, 0.95)), (5, 7, (1.0, 0.5))]  # n, m, damping
 ABSURD = 8  # the iteration whose next g is spoilt, so that it must be rejected

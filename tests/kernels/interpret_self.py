@@ -7,11 +7,11 @@ import math
 
 import torch
 
-from solvers.flash_sinkhorn.checks import checked_inputs
-from solvers.flash_sinkhorn.loop import Limits
-from solvers.flash_sinkhorn.self_transport import _SelfLoop
-from solvers.flash_sinkhorn.tiles import LOG2_E, Precision
-from solvers.flash_sinkhorn.triton_sweeps import TritonSweeps
+from solvers.flash_sinkhorn.inputs.checks import checked_inputs
+from solvers.flash_sinkhorn.iteration.loop import Limits
+from solvers.flash_sinkhorn.iteration.self_transport import _SelfLoop
+from solvers.flash_sinkhorn.sweeps.tiles import LOG2_E, Precision
+from solvers.flash_sinkhorn.sweeps.triton_sweeps import TritonSweeps
 
 CASES = [  # n, d, precision, eps, damping
     (63, 1, Precision.EXACT, 0.1, 1.0),

@@ -7,8 +7,8 @@ import math
 
 import torch
 
-from solvers.flash_sinkhorn.survey import _summarise
-from solvers.flash_sinkhorn.triton_survey import summarise
+from solvers.flash_sinkhorn.inputs.survey import _summarise
+from solvers.flash_sinkhorn.inputs.triton_survey import summarise
 
 CASES = [(1, 1), (63, 3), (1000, 70), (33, 130)]  # n, d; more points than one program's block, more coordinates
 

@@ -7,9 +7,9 @@ import math
 
 import torch
 
-from solvers.flash_sinkhorn.checks import checked_inputs
-from solvers.flash_sinkhorn.tiles import LOG2_E, Precision
-from solvers.flash_sinkhorn.triton_sweeps import TritonSweeps
+from solvers.flash_sinkhorn.inputs.checks import checked_inputs
+from solvers.flash_sinkhorn.sweeps.tiles import LOG2_E, Precision
+from solvers.flash_sinkhorn.sweeps.triton_sweeps import TritonSweeps
 
 CASES = [  # n, m, d, precision, eps, common offset, and the damping of either side where marginals are relaxed
     (63, 100, 1, Precision.EXACT, 0.1, 1e4),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from test_sweep_kernels import run_script
 
-from solvers.flash_sinkhorn.tiles import HOPPER_SHARED_BYTES, LARGEST_PACKED_DIMENSION
+from solvers.flash_sinkhorn.sweeps.tiles import HOPPER_SHARED_BYTES, LARGEST_PACKED_DIMENSION
 
 pytest.importorskip("triton")
 

@@ -27,7 +27,7 @@ def test_agrees_with_torch_under_the_interpreter():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize(("n", "d"), [(1, 1), (1000, 3), (100_003, 5), (5000, 700)])
 def test_agrees_with_torch_on_a_gpu(n, d):
-    from solvers.flash_sinkhorn.survey import _summarise, survey
+    from solvers.flash_sinkhorn.inputs.survey import _summarise, survey
 
     points, weight = torch.randn(n, d, device="cuda"), torch.rand(n, device="cuda", dtype=torch.float64) + 0.1
     if n > 1:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from solvers.flash_sinkhorn.tiles import Precision
+from solvers.flash_sinkhorn.sweeps.tiles import Precision
 
 pytest.importorskip("triton")
 

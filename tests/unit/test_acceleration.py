@@ -14,9 +14,9 @@ import torch
 from scipy.optimize import linear_sum_assignment
 
 from solvers.flash_sinkhorn import solve
-from solvers.flash_sinkhorn.acceleration import MEMORY, TorchAnderson, anderson
-from solvers.flash_sinkhorn.checks import checked_inputs
-from solvers.flash_sinkhorn.start import sampled
+from solvers.flash_sinkhorn.inputs.checks import checked_inputs
+from solvers.flash_sinkhorn.iteration.acceleration import MEMORY, TorchAnderson, anderson
+from solvers.flash_sinkhorn.iteration.start import sampled
 
 
 def generator(seed=0):
@@ -229,7 +229,7 @@ def test_a_bad_extrapolation_is_rejected(monkeypatch):
         rejected.append(len(calls))
         true_forget(self)
 
-    monkeypatch.setattr("solvers.flash_sinkhorn.solver.iterate_from_best_start", iterate_from_zero)
+    monkeypatch.setattr("solvers.flash_sinkhorn.iteration.solver.iterate_from_best_start", iterate_from_zero)
     monkeypatch.setattr(TorchAnderson, "_coefficients", coefficients)
     monkeypatch.setattr(TorchAnderson, "_forget", forget)
     result = solve(x, y, eps=eps, tol=1e-3, max_iterations=400)
@@ -252,8 +252,8 @@ def test_extrapolation_is_least_squares(device):
         uniform_cloud(30, 2).to(device), uniform_cloud(20, 2, 1).to(device), None, weights(20).to(device),
         eps=0.02, cost_scale=1.0,
     )  # fmt: skip
-    from solvers.flash_sinkhorn.loop import Loop, Method, Updates
-    from solvers.flash_sinkhorn.tiles import Precision
+    from solvers.flash_sinkhorn.iteration.loop import Loop, Method, Updates
+    from solvers.flash_sinkhorn.sweeps.tiles import Precision
 
     loop = Loop(inputs, Method(1.0, None, None, Updates.ALTERNATING, True), Precision.EXACT)
     loop.set_epsilon(0.02)
@@ -343,8 +343,8 @@ def test_large_eps_has_no_larger_to_start_from(device):
 
 def test_the_dual_value_is_the_problems_own(device):
     """Differences of the safeguard's value against the dual objective written out, balanced and relaxed."""
-    from solvers.flash_sinkhorn.loop import Loop, Method, Updates
-    from solvers.flash_sinkhorn.tiles import Precision
+    from solvers.flash_sinkhorn.iteration.loop import Loop, Method, Updates
+    from solvers.flash_sinkhorn.sweeps.tiles import Precision
 
     x, y, a, b, eps = uniform_cloud(20, 2), uniform_cloud(15, 2, 1), weights(20), weights(15, 1), 0.1
     cost = (x[:, None] - y[None]).square().sum(-1)

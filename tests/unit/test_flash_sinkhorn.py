@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from solvers.flash_sinkhorn import Precision, solve
-from solvers.flash_sinkhorn.checks import checked_inputs
-from solvers.flash_sinkhorn.tiles import column_splits
+from solvers.flash_sinkhorn.inputs.checks import checked_inputs
+from solvers.flash_sinkhorn.sweeps.tiles import column_splits
 
 
 def normal(n, d, seed=0, dtype=torch.float32):
@@ -249,8 +249,8 @@ def test_a_far_outlier_with_weight_stays_finite_and_is_not_called_converged_wron
 
 def test_a_new_n_compiles_nothing(monkeypatch):
     """P05: after n in {1, 16, 17} at one d, other n launch kernels of kinds already seen."""
-    triton_sweeps = pytest.importorskip("solvers.flash_sinkhorn.triton_sweeps")
-    launching = pytest.importorskip("solvers.flash_sinkhorn.launching")
+    triton_sweeps = pytest.importorskip("solvers.flash_sinkhorn.sweeps.triton_sweeps")
+    launching = pytest.importorskip("solvers.flash_sinkhorn.sweeps.launching")
     seen = set()
 
     def run(n):

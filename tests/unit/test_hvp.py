@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from solvers.flash_sinkhorn import solve
-from solvers.flash_sinkhorn.hvp import hvp
-from solvers.flash_sinkhorn.lanczos import lanczos_min_eigenvalue
+from solvers.flash_sinkhorn.plan.hvp import hvp
+from solvers.flash_sinkhorn.plan.lanczos import lanczos_min_eigenvalue
 
 
 def normal(*shape, seed=0, dtype=torch.float64):

@@ -6,8 +6,8 @@ from collections import defaultdict
 
 import torch
 
-from solvers.flash_sinkhorn import launching
-from solvers.flash_sinkhorn.launching import Launch
+from solvers.flash_sinkhorn.sweeps import launching
+from solvers.flash_sinkhorn.sweeps.launching import Launch
 
 
 class Kernel:

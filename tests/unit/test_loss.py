@@ -10,14 +10,14 @@ from dense_reference import cost_matrix, divergence, solve_dense
 from full_cost import TIGHT
 from torch.autograd import gradcheck, gradgradcheck
 
-from solvers.flash_sinkhorn import blocked_averages
-from solvers.flash_sinkhorn.hvp import hvp
-from solvers.flash_sinkhorn.loss import Regularisation, ot_value, self_value
-from solvers.flash_sinkhorn.notices import NotConverged
-from solvers.flash_sinkhorn.self_transport import solve_self
-from solvers.flash_sinkhorn.solver import solve
-from solvers.flash_sinkhorn.transport import transport
-from solvers.flash_sinkhorn.values import dual_value, weight_gradients
+from solvers.flash_sinkhorn.iteration.self_transport import solve_self
+from solvers.flash_sinkhorn.iteration.solver import solve
+from solvers.flash_sinkhorn.losses.loss import Regularisation, ot_value, self_value
+from solvers.flash_sinkhorn.losses.notices import NotConverged
+from solvers.flash_sinkhorn.losses.transport import transport
+from solvers.flash_sinkhorn.losses.values import dual_value, weight_gradients
+from solvers.flash_sinkhorn.plan import blocked_averages
+from solvers.flash_sinkhorn.plan.hvp import hvp
 
 RELAXATIONS = [(None, None), (1.0, 1.0), (1.0, None), (None, 0.7), (0.5, 2.0)]
 

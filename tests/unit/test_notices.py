@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from solvers.flash_sinkhorn import NotConverged, transport
-from solvers.flash_sinkhorn.self_transport import solve_self
+from solvers.flash_sinkhorn.iteration.self_transport import solve_self
 
 
 def clouds() -> tuple[torch.Tensor, ...]:

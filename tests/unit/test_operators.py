@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from solvers.flash_sinkhorn import solve
-from solvers.flash_sinkhorn.operators import Plan, barycentric_projection, gradient, plan_apply
+from solvers.flash_sinkhorn.plan.operators import Plan, barycentric_projection, gradient, plan_apply
 
 
 def normal(n, d, seed=0, dtype=torch.float64):

@@ -9,10 +9,10 @@ import torch
 from test_acceleration import HARD, residual, unbalanced_pair, uniform
 
 from solvers.flash_sinkhorn import solve
-from solvers.flash_sinkhorn.checks import checked_inputs
-from solvers.flash_sinkhorn.loop import Loop, Method, Updates
-from solvers.flash_sinkhorn.progress import FEWEST, ROUNDINGS, Progress
-from solvers.flash_sinkhorn.tiles import Precision
+from solvers.flash_sinkhorn.inputs.checks import checked_inputs
+from solvers.flash_sinkhorn.iteration.loop import Loop, Method, Updates
+from solvers.flash_sinkhorn.iteration.progress import FEWEST, ROUNDINGS, Progress
+from solvers.flash_sinkhorn.sweeps.tiles import Precision
 
 PROBLEMS = HARD | {"N02": (*unbalanced_pair(), 0.01)}
 MIXED, PLAIN = {"acceleration": True}, {"acceleration": False}

@@ -7,7 +7,8 @@ import threading
 import pytest
 import torch
 
-from solvers.flash_sinkhorn import gradient, replay, solve
+from solvers.flash_sinkhorn import gradient, solve
+from solvers.flash_sinkhorn.sweeps import replay
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 

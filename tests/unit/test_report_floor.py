@@ -6,7 +6,7 @@ from test_report_experiments import frame, rows_of
 
 from experiments import floor, forward
 from fsbench.records import Status
-from solvers.flash_sinkhorn import tiles
+from solvers.flash_sinkhorn.sweeps import tiles
 
 PAIRS = 1e10
 EXP, DOT = PAIRS / 4.18176e12, 2 * PAIRS / 7.9e14

@@ -12,7 +12,7 @@ from dense_reference import divergence, solve_dense
 from full_cost import TIGHT
 
 from solvers.flash_sinkhorn import NotConverged, transport
-from solvers.flash_sinkhorn.samples_loss import SamplesLoss
+from solvers.flash_sinkhorn.losses.samples_loss import SamplesLoss
 
 
 def uniform(*shape, seed=0, dtype=torch.float64):

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .launching import launch
+from ..sweeps.launching import launch
 
 ROWS, COORDINATES = 32, 32  # a block of one program
 LARGEST_PROGRAMS = 132  # of each cloud; each of them loops over its blocks

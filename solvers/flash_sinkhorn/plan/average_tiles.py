@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .tiles import HOPPER_SHARED_BYTES, LARGEST_DIRECT_DIMENSION, Precision, Tile, padded_dimension, sweep_tile
+from ..sweeps.tiles import HOPPER_SHARED_BYTES, LARGEST_DIRECT_DIMENSION, Precision, Tile, padded_dimension, sweep_tile
 
 FMA_COLUMNS = 4  # of one program
 LARGEST_DIRECT_FMA_COLUMNS = 8

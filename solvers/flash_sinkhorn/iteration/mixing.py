@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .sweeps import Sweeps
+from ..sweeps.sweeps import Sweeps
 
 MEMORY = 5  # differences kept; eight gain nothing before residuals of 1e-5
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from .sweeps import Sweeps
+from ..sweeps.sweeps import Sweeps
 
 FALL = 0.8  # of the residual in as many iterations again: a constant rate falls much further, and even 1 / k halves
 FEWEST = 20  # iterations, for starts whose residual is small already

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .checks import Inputs
+from ..inputs.checks import Inputs
 from .sweeps import Cloud, Sweeps
 from .tiles import LARGEST_DIRECT_DIMENSION, LOG2_E
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from .averages import Averages, Motion
-from .blocked_sweeps import (
+from ..inputs.checks import Inputs
+from ..sweeps.blocked_sweeps import (
     BLOCK_COLS,
     BLOCK_ROWS,
     BlockedCloud,
@@ -17,7 +17,7 @@ from .blocked_sweeps import (
     _left_factor,
     _right_factor,
 )
-from .checks import Inputs
+from .averages import Averages, Motion
 
 
 class BlockedAverages(Averages[BlockedCloud]):

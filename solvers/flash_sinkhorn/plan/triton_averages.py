@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ..inputs.checks import Inputs
+from ..sweeps.kernels import ULPS
+from ..sweeps.launching import launch
+from ..sweeps.tiles import Precision, column_splits
+from ..sweeps.triton_sweeps import StoredCloud, TritonSweeps, _multiprocessors, _shared_bytes
 from .average_kernels import combine_kernel, mean_kernel, store_values_kernel
 from .average_tiles import LARGEST_PARTIAL_COLUMNS, ValueTile, moment_tile, value_tile
 from .averages import Averages, Motion
-from .checks import Inputs
-from .kernels import ULPS
-from .launching import launch
 from .moment_kernel import moment_kernel
-from .tiles import Precision, column_splits
-from .triton_sweeps import StoredCloud, TritonSweeps, _multiprocessors, _shared_bytes
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from .checks import Inputs
+from ..inputs.checks import Inputs
 from .loop import Limits, Loop
 
 PROBATION = 2  # iterations from zero, which show whether more of them would be quick

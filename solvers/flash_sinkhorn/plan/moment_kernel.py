@@ -13,8 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..sweeps.kernels import _row_block, _score_tile
 from .average_kernels import HEADROOM, LARGEST_ROUNDING, _add_values, _store_moments
-from .kernels import _row_block, _score_tile
 
 
 @triton.jit

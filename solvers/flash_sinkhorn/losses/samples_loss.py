@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from .checks import positive
-from .tiles import Precision
+from ..inputs.checks import positive
+from ..sweeps.tiles import Precision
 from .transport import Transport, transport
 from .values import balance
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 import triton
 
-from .checks import Inputs
+from ..inputs.checks import Inputs
 from .kernels import RESIDUAL, prepare_kernel, rescale_kernel, settle_kernel, sweep_kernel
 from .launching import Launch, launch
 from .sweeps import Cloud, Sweeps

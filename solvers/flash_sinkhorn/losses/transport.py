@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-from .averages import Motion
-from .checks import checked_inputs, positive, whole
-from .loop import Limits
+from ..inputs.checks import checked_inputs, positive, whole
+from ..iteration.loop import Limits
+from ..iteration.self_transport import solve_self
+from ..iteration.solver import Result, solve
+from ..plan.averages import Motion
+from ..plan.operators import Plan
+from ..sweeps.tiles import Precision
 from .loss import Regularisation, full_precision, pair_value, promoted, self_value
 from .near_copies import ATTEMPT_PASSES, NearCopy, solve_near_copy
 from .notices import tell, tell_not_converged
-from .operators import Plan
-from .self_transport import solve_self
-from .solver import Result, solve
-from .tiles import Precision
 
 DEFAULT_TOL, LARGEST_DEFAULT_TOL = 1e-4, 1e-2
 FLOAT32_FLOOR = 4e-7  # residual that rounding of exponents leaves, over cost_scale |x|^2 / eps, as measured

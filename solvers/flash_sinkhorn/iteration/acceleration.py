@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 
 import torch
 
+from ..sweeps.sweeps import Sweeps
 from .mixing import MEMORY, History
-from .sweeps import Sweeps
 
 LEAST_REGULARISATION = 1e-10  # of the normal equations, whose columns have unit length
 FIRST_AFTER_REJECTION, LARGEST_REGULARISATION = 1e-6, 0.1
@@ -57,8 +57,8 @@ def anderson(sweeps: Sweeps, *, mass: float) -> Anderson:
     """For the device of the sweeps. mass: of b."""
     if sweeps.y.weight.device.type == "cpu":
         return TorchAnderson(sweeps, mass=mass)
+    from ..sweeps.triton_sweeps import TritonSweeps
     from .triton_mixing import TritonAnderson  # Triton is there only where a GPU is
-    from .triton_sweeps import TritonSweeps
 
     assert isinstance(sweeps, TritonSweeps)
     return TritonAnderson(sweeps, mass=mass)

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from .checks import positive
-from .operators import Plan
+from ..inputs.checks import positive
+from ..plan.operators import Plan
 from .transport import transport
 
 LEAST_SHARE = 1e-12  # of a table's largest singular value: less is float64's rounding

@@ -10,12 +10,12 @@ from enum import StrEnum
 
 import torch
 
+from ..inputs.checks import Inputs
+from ..sweeps.blocked_sweeps import BlockedSweeps
+from ..sweeps.sweeps import Cloud, Sweeps
+from ..sweeps.tiles import LOG2_E, Precision
 from .acceleration import Anderson, anderson
-from .blocked_sweeps import BlockedSweeps
-from .checks import Inputs
 from .progress import Progress
-from .sweeps import Cloud, Sweeps
-from .tiles import LOG2_E, Precision
 
 CHEAP_PAIRS = (1 << 24, 4), (1 << 27, 2)  # below so many, residuals are read every so many iterations
 FIRST_LOOKS = 2  # iterations after which the residual is always read: they show whether a start is good
@@ -99,7 +99,7 @@ class Loop:
     def _make_sweeps(self) -> Sweeps:
         if self.inputs.x.device.type == "cpu":
             return BlockedSweeps(self.inputs, cost_scale=self.method.cost_scale)
-        from .triton_sweeps import TritonSweeps  # Triton is there only where a GPU is
+        from ..sweeps.triton_sweeps import TritonSweeps  # Triton is there only where a GPU is
 
         return TritonSweeps(self.inputs, cost_scale=self.method.cost_scale, precision=self.precision)
 

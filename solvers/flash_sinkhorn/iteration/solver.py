@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from .checks import Inputs, checked_inputs, member, positive, whole
+from ..inputs.checks import Inputs, checked_inputs, member, positive, whole
+from ..sweeps.replay import replayed
+from ..sweeps.tiles import Precision
 from .loop import Check, Limits, Loop, Method, Updates
-from .replay import replayed
 from .start import iterate_from_best_start, squared_diameter
-from .tiles import Precision
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
-from .blocked_sweeps import BlockedSweeps
-from .checks import Inputs, checked_inputs
+from ..inputs.checks import Inputs, checked_inputs
+from ..sweeps.blocked_sweeps import BlockedSweeps
+from ..sweeps.sweeps import Sweeps
+from ..sweeps.tiles import LOG2_E, Precision
 from .loop import Limits, looks_every
-from .sweeps import Sweeps
-from .tiles import LOG2_E, Precision
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,6 @@ class _SelfLoop:
 def _sweeps(inputs: Inputs, cost_scale: float, precision: Precision) -> Sweeps:
     if inputs.x.device.type == "cpu":
         return BlockedSweeps(inputs, cost_scale=cost_scale)
-    from .triton_sweeps import TritonSweeps  # Triton is there only where a GPU is
+    from ..sweeps.triton_sweeps import TritonSweeps  # Triton is there only where a GPU is
 
     return TritonSweeps(inputs, cost_scale=cost_scale, precision=precision)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import torch
 
+from ..inputs.checks import LARGEST_EXPONENT, Inputs, checked_inputs, member, positive
+from ..sweeps.replay import replayed
+from ..sweeps.tiles import LOG2_E, Precision
 from .averages import Averages
-from .checks import LARGEST_EXPONENT, Inputs, checked_inputs, member, positive
-from .replay import replayed
-from .tiles import LOG2_E, Precision
 
 
 class Plan:

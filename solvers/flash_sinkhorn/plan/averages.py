@@ -8,9 +8,9 @@ from typing import Generic, TypeVar
 
 import torch
 
-from .checks import Inputs
-from .sweeps import Cloud, Sweeps
-from .tiles import LOG2_E
+from ..inputs.checks import Inputs
+from ..sweeps.sweeps import Cloud, Sweeps
+from ..sweeps.tiles import LOG2_E
 
 C = TypeVar("C", bound=Cloud)
 

@@ -8,6 +8,9 @@ import torch
 import triton
 import triton.language as tl
 
+from ..sweeps.kernels import MOVE, OFFSET, RESIDUAL
+from ..sweeps.launching import Launch
+from ..sweeps.triton_sweeps import StoredCloud, TritonSweeps
 from .acceleration import (
     DUAL_ROUNDING,
     DUAL_SLACK,
@@ -16,10 +19,7 @@ from .acceleration import (
     LEAST_REGULARISATION,
     Anderson,
 )
-from .kernels import MOVE, OFFSET, RESIDUAL
-from .launching import Launch
 from .mixing import MEMORY
-from .triton_sweeps import StoredCloud, TritonSweeps
 
 POINTS = 512  # of one program
 NUMBERS = tl.constexpr(4 + 2 * MEMORY)  # of `History.record`

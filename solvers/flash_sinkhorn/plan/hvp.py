@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
+from ..inputs.checks import MASS_TOLERANCE, positive, whole
+from ..sweeps.tiles import Precision
 from .averages import Motion
-from .checks import MASS_TOLERANCE, positive, whole
 from .operators import Plan
 from .schur import SchurSolution, SchurSystem
-from .tiles import Precision
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from .checks import positive
-from .hvp import hvp
+from ..inputs.checks import positive
+from ..plan.hvp import hvp
+from ..plan.operators import Plan
+from ..sweeps.tiles import Precision
 from .notices import NotConverged, tell
-from .operators import Plan
-from .tiles import Precision
 from .values import balance, dual_value, relative_marginal, weight_gradient_slope, weight_gradients
 
 Gradients = tuple[torch.Tensor | None, ...]

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from .checks import checked_inputs
-from .loop import Limits, Loop, Method, Updates
-from .tiles import LOG2_E, Precision
+from ..inputs.checks import checked_inputs
+from ..iteration.loop import Limits, Loop, Method, Updates
+from ..sweeps.tiles import LOG2_E, Precision
 
 ATTEMPT_PASSES = 2  # sweeps after which it is known whether the start is good
 NEAR = 0.1  # residual of the start beyond which the clouds are not near copies

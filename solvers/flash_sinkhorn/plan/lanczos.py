@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from .checks import positive, whole
+from ..inputs.checks import positive, whole
+from ..sweeps.tiles import Precision
 from .hvp import Hessian
 from .operators import Plan
-from .tiles import Precision
 
 
 @dataclass(frozen=True)

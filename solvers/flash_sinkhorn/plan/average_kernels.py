@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .kernels import _load_points, _row_block, _score_tile
+from ..sweeps.kernels import _load_points, _row_block, _score_tile
 
 HEADROOM = tl.constexpr(12.0)
 LARGEST_ROUNDING = tl.constexpr(3.0)  # of an exponent: 2^(HEADROOM + 3) is still in fp16's range

@@ -1,0 +1,1 @@
+"""Half-steps until the residual is met: `solve`."""

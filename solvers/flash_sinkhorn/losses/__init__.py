@@ -1,0 +1,1 @@
+"""Values that autograd differentiates."""

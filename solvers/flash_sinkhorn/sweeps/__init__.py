@@ -1,0 +1,1 @@
+"""One half-step over all pairs, on either device."""
