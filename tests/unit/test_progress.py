@@ -34,6 +34,26 @@ def first_stall(residuals, rounding):
     return next((k for k, value in enumerate(residuals, 1) if progress.has_stalled(k, value)), None)
 
 
+@pytest.mark.parametrize("d", [16, 64])
+@pytest.mark.parametrize("eps", [1e-3, 1e-5])
+def test_rounding_bounds_the_error_of_a_measured_residual(d, eps):
+    """32 clusters to others, exponents up to 1e6, float32 on the CPU against float64."""
+    generator = torch.Generator().manual_seed(d)
+    centres = torch.rand(2, 32, d, generator=generator, dtype=torch.float64)
+    x, y = (each[torch.arange(200) % 32] + 0.02 * torch.randn(200, d, generator=generator) for each in centres)
+    x, y = x.float(), y.float()
+    loop = Loop(
+        checked_inputs(x, y, None, None, eps=eps, cost_scale=1.0),
+        Method(1.0, None, None, Updates.ALTERNATING, True),
+        Precision.EXACT,
+    )
+    result = solve(x, y, eps=eps, tol=1e-9, max_iterations=60)
+    loop.sweeps.x.potential[:200], loop.sweeps.y.potential[:200] = (v / eps / math.log(2) for v in (result.f, result.g))
+    loop.set_epsilon(eps)
+    true = residual(x, y, uniform(x), uniform(y), result)
+    assert abs(result.residual - true) <= 0.5 * loop.sweeps.rounding()
+
+
 @pytest.mark.parametrize("rate", [0.3, 0.9, 0.98])
 def test_a_constant_rate_is_no_stall_even_below_rounding(rate):
     assert first_stall((rate**k for k in range(1000)), rounding=1.0) is None

@@ -76,8 +76,8 @@ def looks_every(sweeps: Sweeps) -> int:
 class Loop:
     """Sweeps of one problem in one precision with the potentials in them, and what was done so far.
 
-    n_passes: sweeps over all pairs. residual: of the last check, None before any. stalled: whether that ended
-    iterations because more would not have met the tolerance.
+    n_passes: sweeps over all pairs. residual: of the last check, None before any. converged: whether that met the
+    tolerance; stalled: whether it ended iterations because more would not have met it.
     """
 
     inputs: Inputs
@@ -88,6 +88,7 @@ class Loop:
     n_iterations: int = 0
     n_passes: float = 0.0
     residual: float | None = None
+    converged: bool = False
     stalled: bool = False
     trace: list[Check] = field(default_factory=list)
 
@@ -160,8 +161,9 @@ class Loop:
             if last or done <= FIRST_LOOKS or done % self.look_every == 0:
                 residual = mixer.residual() if mixer else self._measured_residual()
                 self._record(residual)
-                self.stalled = residual > tol and progress.has_stalled(done, residual)
-                if residual <= tol or last or self.stalled:
+                self.converged = residual <= tol
+                self.stalled = not self.converged and progress.has_stalled(done, residual)
+                if self.converged or last or self.stalled:
                     for cloud, _ in self._measured():
                         cloud.potential.copy_(cloud.used)
                     yield residual

@@ -20,9 +20,9 @@ class SelfResult:
     """f [n]: the potential of OT_eps(a, a), which serves both sides; update [n]: F(f), equal to f at convergence.
 
     Both float64. The pair (f, update) meets its column marginal exactly. residual: sum_i a_i |exp((f_i - F_i) / eps)
-    - 1| over the mass, of f as the last sweep measured it; None if no tolerance was asked for. converged: residual <=
-    tol, or None. stalled: sweeps ended above tol because the residual had stopped falling. n_passes: sweeps over all
-    pairs. precision: of the last of them.
+    - 1| over the mass, of f as the last sweep measured it; None if no tolerance was asked for. converged: as of
+    `Result`. stalled: sweeps ended above tol because the residual had stopped falling. n_passes: sweeps over all pairs.
+    precision: of the last of them.
     """
 
     f: torch.Tensor
@@ -71,7 +71,7 @@ def solve_self(
         f=used * (eps / LOG2_E) - shift,
         update=update * (eps / LOG2_E) - shift,
         residual=loop.residual,
-        converged=None if tol is None or loop.residual is None else loop.residual <= tol,
+        converged=None if tol is None else loop.converged,
         n_passes=loop.n_passes,
         precision=precision,
         stalled=loop.stalled,
@@ -89,7 +89,7 @@ class _SelfLoop:
         self.relaxation = 2.0 / (2.0 + damping)
         self.n_passes = 0
         self.residual: float | None = None
-        self.stalled = False
+        self.converged = self.stalled = False
         if start is not None:
             self.n_passes = start.n_passes
             sweeps.take_potentials(start.sweeps)
@@ -109,8 +109,9 @@ class _SelfLoop:
                 self.residual = cloud.residual.item() / self.mass
                 if self.residual < least:
                     least, least_at = self.residual, self.n_passes
-                self.stalled = not self.residual <= tol and self.n_passes - least_at >= STALLED
-                last = last or self.residual <= tol or self.stalled
+                self.converged = self.residual <= tol
+                self.stalled = not self.converged and self.n_passes - least_at >= STALLED
+                last = last or self.converged or self.stalled
             if last:
                 return
 

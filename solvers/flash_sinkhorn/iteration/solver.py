@@ -131,10 +131,8 @@ def solve(
         loop.make_exact()
         loop.iterate_to(tol, limits)
     f, g = loop.potentials()
-    residual = loop.residual
-    converged = residual is not None and residual <= tol
     return Result(
-        f, g, eps, cost_scale, loop.precision, loop.n_iterations, loop.n_passes, residual, converged,
+        f, g, eps, cost_scale, loop.precision, loop.n_iterations, loop.n_passes, loop.residual, loop.converged,
         tuple(loop.trace), loop.stalled,
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ NEAR = 0.1  # residual of the start beyond which the clouds are not near copies
 
 @dataclass(frozen=True)
 class NearCopy:
-    """Potentials f [n], g [m], float64, with the residual that the last sweep measured."""
+    """Potentials f [n], g [m], float64, with the residual that the last sweep measured; other fields as of `Result`."""
 
     f: torch.Tensor
     g: torch.Tensor
@@ -24,6 +24,7 @@ class NearCopy:
     converged: bool
     n_passes: float
     precision: Precision
+    stalled: bool
 
 
 def solve_near_copy(
@@ -63,7 +64,7 @@ def solve_near_copy(
             return None
     assert loop.residual is not None
     f, g = loop.potentials()
-    return NearCopy(f, g, loop.residual, loop.residual <= tol, loop.n_passes, loop.precision)
+    return NearCopy(f, g, loop.residual, loop.converged, loop.n_passes, loop.precision, loop.stalled)
 
 
 def _mean(points: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

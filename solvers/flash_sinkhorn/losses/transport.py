@@ -37,9 +37,9 @@ class Transport:
     or None without debiasing. Both are squared distances, no root is taken; float64 scalars, differentiable twice.
 
     f [n], g [m]: potentials of OT_eps(a, b), of P_ij = a_i b_j exp((f_i + g_j - C_ij) / eps); f_self, g_self: those of
-    the two self problems, or None. All float64 constants to autograd. residual: the largest of the problems, as of
-    `solve`, None after a fixed number of iterations; converged: residual <= tol, or None. n_passes: sweeps over all
-    pairs, the three problems' together.
+    the two self problems, or None. All float64 constants to autograd. residual: the largest of the problems, None
+    after a fixed number of iterations; converged: whether all of them are; both as of `solve`. n_passes: sweeps over
+    all pairs, the three problems' together.
     """
 
     ot: torch.Tensor
@@ -234,7 +234,7 @@ def _solve(
         found.converged,
         found.n_passes + failed_passes,
         problem,
-        stalled=getattr(found, "stalled", False),  # a near copy's solve does not tell
+        stalled=found.stalled,
         symmetric=False,
     )
 
