@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN ?= $(VENV)/bin/python
 FSBENCH = $(RUN) -m fsbench
+GATE = $(FSBENCH) compare --gate results/baseline results/raw/regress
 ifeq ($(RUN),$(VENV)/bin/python)
 READY = $(VENV)/.ready
 endif
@@ -67,9 +68,10 @@ reproduce-hvp: $(READY) ## one Hessian-vector product at equal tolerance, time a
 reproduce-divergence: $(READY) ## the value of a Sinkhorn divergence against the published package: time and error
 	$(FSBENCH) run experiment=divergence
 
-regress: $(READY) ## this GPU's speed against results/baseline, fails on a significant slowdown
+regress: $(READY) ## this GPU's speed against results/baseline, fails on a significant slowdown seen twice
 	$(FSBENCH) run experiment=regress
-	$(FSBENCH) compare --gate results/baseline results/raw/regress
+	$(GATE) || { echo "measured once more: runs of one code differ by more than samples of one run"; \
+	$(FSBENCH) run experiment=regress redo=true && $(GATE); }
 
 readme: $(READY) ## refill the README's tables and figures from results/published
 	$(RUN) -m experiments.readme
