@@ -38,6 +38,15 @@ def preload_nvrtc() -> list[Path]:
     return loaded
 
 
+def drop_cut_off_caches() -> None:
+    """Remove the empty index files that a process killed at its end leaves behind: KeOps could not start with them."""
+    own = os.environ.get("KEOPS_CACHE_FOLDER")
+    for folder in [Path(own)] if own else Path.home().glob(".cache/keops*"):
+        for index in folder.rglob("*_cache.pkl"):
+            if index.stat().st_size == 0:
+                index.unlink(missing_ok=True)
+
+
 def check_device(device: str) -> None:
     """Raise Unsupported if KeOps would silently run a CUDA problem on the CPU."""
     if device != "cuda":
@@ -48,6 +57,7 @@ def check_device(device: str) -> None:
         raise Unsupported("KeOps found no CUDA toolkit and would run on the CPU: set CUDA_PATH to the toolkit's folder")
 
 
+drop_cut_off_caches()
 os.environ.setdefault("KEOPS_VERBOSE", "0")
 os.environ.setdefault("PYKEOPS_VERBOSE", "0")
 preload_nvrtc()

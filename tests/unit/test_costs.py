@@ -108,5 +108,24 @@ def test_cosine_cost(device):
     reference = leaf(x, "cpu")
     (plan * (1 - torch.nn.functional.cosine_similarity(reference[:, None], y[None], dim=-1))).sum().backward()
     assert (points.grad.cpu() - reference.grad).abs().max() < 10 * TIGHT[device]
-    with pytest.raises(ValueError, match="zero vector"):
-        unit_vectors(torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-22, 1.0, 1e25])
+def test_unit_vectors_of_any_length(size):
+    vectors = normal(4, 3, dtype=torch.float32)
+    found = unit_vectors(size * vectors)
+    assert (found - torch.nn.functional.normalize(vectors.double(), dim=-1)).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("vectors", "message"),
+    [
+        (torch.zeros(2, 3), "zero vector"),
+        (torch.full((2, 3), torch.nan), "NaN"),
+        (torch.ones(2, 3, dtype=torch.long), "x must be a floating-point"),
+        ([[1.0, 2.0]], "x must be a floating-point"),
+    ],
+)
+def test_vectors_without_a_direction_are_refused(vectors, message):
+    with pytest.raises(ValueError, match=message):
+        unit_vectors(vectors)

@@ -47,3 +47,15 @@ def test_self_problems_stall_only_above_their_tolerance():
     short = solve_self(x, None, eps=0.1, tol=1e-12, max_iterations=3)
     assert short.converged is False and not short.stalled
     assert not solve_self(x, None, eps=0.1, n_iterations=40).stalled
+
+
+def test_values_that_float32_cannot_hold_are_told_and_float64_has_them(device):
+    x, y = (points.to(device) for points in clouds())
+    with pytest.warns(RuntimeWarning, match="far above the costs, .* float64"):
+        transport(x, y, eps=1e6)
+    if device == "cpu":
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            mean_cost = torch.cdist(x.double(), y.double()).square().mean().item()
+            assert transport(x.double(), y.double(), eps=1e6).value.item() == pytest.approx(mean_cost, rel=1e-5)
+            transport(x, y, eps=10.0)

@@ -309,7 +309,7 @@ def test_what_did_not_converge_warns_and_what_did_does_not():
         lambda: transport(x, y, eps=0.0025, cost_scale=0.5, tol=1e-3, max_iterations=3),
     )
     for call in calls:
-        with pytest.warns(NotConverged, match="residual .* above tol 1e-03; raise max_iterations") as told:
+        with pytest.warns(NotConverged, match="residual .* above tol 1.0e-03; raise max_iterations") as told:
             call()
         assert {one.filename for one in told} == {__file__}
     assert transport(x, y, eps=0.0025, cost_scale=0.5, tol=1e-3).converged

@@ -15,6 +15,7 @@ from .survey import survey
 
 LARGEST_EXPONENT = 1e34  # cost / eps in float32, with room for the sums and products that form it
 FAR = 1e3  # spans: a point without weight is moved no further than this from the others
+LARGEST_IN_UNITS = 2.0**9  # of `Inputs.unit`: the span of both clouds, rounded up to a power of two
 MASS_TOLERANCE = 1e-4  # relative: float32 weights that sum to one only in float32 are accepted
 
 
@@ -57,7 +58,7 @@ def checked_inputs(
     """All checks of `solve`; balanced: both marginals are. Reads back from the device once."""
     for name, points in (("x", x), ("y", y)):
         if not isinstance(points, torch.Tensor) or not points.is_floating_point() or points.layout != torch.strided:
-            raise ValueError(f"{name} must be a dense floating-point torch tensor, got {_kind(points)}")
+            raise ValueError(f"{name} must be a dense floating-point torch tensor, got {kind_of(points)}")
         if points.ndim != 2 or 0 in points.shape:
             raise ValueError(f"{name} must have shape [points, d] with neither zero, got {tuple(points.shape)}")
     if x.shape[1] != y.shape[1]:
@@ -136,7 +137,7 @@ def _weights(name: str, weight: torch.Tensor | None, points: torch.Tensor) -> to
     if weight is None:
         return torch.full((points.shape[0],), 1.0 / points.shape[0], dtype=torch.float64, device=points.device)
     if not isinstance(weight, torch.Tensor) or not weight.is_floating_point():
-        raise ValueError(f"{name} must be a floating-point torch tensor or None, got {_kind(weight)}")
+        raise ValueError(f"{name} must be a floating-point torch tensor or None, got {kind_of(weight)}")
     if weight.shape != points.shape[:1]:
         raise ValueError(f"{name} must have shape [{points.shape[0]}], one weight a point, got {tuple(weight.shape)}")
     if weight.device != points.device:
@@ -144,5 +145,5 @@ def _weights(name: str, weight: torch.Tensor | None, points: torch.Tensor) -> to
     return weight.detach().double().contiguous()
 
 
-def _kind(value: object) -> str:
+def kind_of(value: object) -> str:
     return str(value.dtype) if isinstance(value, torch.Tensor) else type(value).__name__

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..inputs.checks import positive
+from ..inputs.checks import kind_of, positive
 from ..plan.operators import Plan
 from .transport import transport
 
@@ -17,12 +17,17 @@ LEAST_SHARE = 1e-12  # of a table's largest singular value: less is float64's ro
 def unit_vectors(x: torch.Tensor) -> torch.Tensor:
     """x [..., d] over its length, differentiable. With it the cost |x - y|^2 / 2 is 1 - cos(x, y).
 
-    ValueError if a vector is zero, for it has no direction.
+    ValueError if a vector is zero, for it has no direction, or not finite, or x is no floating-point tensor.
     """
-    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    if bool((length == 0).any()):
+    if not isinstance(x, torch.Tensor) or not x.is_floating_point():
+        raise ValueError(f"x must be a floating-point torch tensor, got {kind_of(x)}")
+    largest = x.detach().abs().amax(-1, keepdim=True)  # squares neither overflow nor vanish over it
+    if not bool(torch.isfinite(largest).all()):
+        raise ValueError("x contains NaN or infinite values: remove or replace them first")
+    if bool((largest == 0).any()):
         raise ValueError("x has a zero vector, which has no direction: remove it before asking for a cosine cost")
-    return x / length
+    scaled = x / largest
+    return scaled / torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,11 @@ class LabelTransport:
     converged: bool | None
     tol: float | None
     n_passes: float
+
+    @property
+    def value(self) -> torch.Tensor:
+        """As of `Transport`: the OT value."""
+        return self.ot
 
 
 def label_transport(

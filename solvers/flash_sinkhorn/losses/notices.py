@@ -21,11 +21,11 @@ def tell_not_converged(residual: float, tol: float, *, by_rounding: bool, in_flo
         advice = "rounding lets it fall no further: raise tol or eps (blur)"
     else:
         advice = "float32 lets it fall no further: raise tol or eps (blur), or give float64 points on the CPU"
-    tell(f"not converged: residual {residual:.0e} above tol {tol:.0e}; {advice}", NotConverged)
+    tell(f"not converged: residual {residual:.1e} above tol {tol:.1e}; {advice}", NotConverged)
 
 
 def tell(message: str, category: type[Warning]) -> None:
-    """Warn. Python shows one message of one line once: messages state figures to one digit, and so repeat."""
+    """Warn. Python shows one message of one line once: messages state few digits, and so repeat."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and _is_passed_over(frame.f_globals.get("__name__", "")):
         level, frame = level + 1, frame.f_back

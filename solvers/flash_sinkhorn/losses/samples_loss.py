@@ -81,6 +81,9 @@ class SamplesLoss(torch.nn.Module):
             raise ValueError(f"p must be 2, got {p!r}: use geomloss.SamplesLoss for other exponents")
         if cost is not None:
             raise ValueError("cost must be None, for |x - y|^2 / 2: use geomloss.SamplesLoss for other costs")
+        for name, flag in (("debias", debias), ("potentials", potentials)):
+            if not isinstance(flag, bool):
+                raise ValueError(f"{name} must be True or False, got {flag!r}")
         if backend not in BACKENDS:
             raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
         if not 0 < positive("scaling", scaling) < 1:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..inputs.checks import checked_inputs, positive, whole
+from ..inputs.checks import LARGEST_IN_UNITS, Inputs, checked_inputs, positive, whole
 from ..iteration.loop import Limits
 from ..iteration.self_transport import solve_self
 from ..iteration.solver import Result, solve
@@ -24,6 +24,7 @@ from .notices import tell, tell_not_converged
 
 DEFAULT_TOL, LARGEST_DEFAULT_TOL = 1e-4, 1e-2
 FLOAT32_FLOOR = 4e-7  # residual that rounding of exponents leaves, over cost_scale |x|^2 / eps, as measured
+VALUE_ROUNDING, VALUE_DIGITS = 1e-7, 1e-4
 LEAST_SECONDS = 1e-6  # a problem that has none left ends after its first iteration
 HESSIAN_TOL = 1e-4  # or tol, where that is less
 
@@ -142,6 +143,7 @@ def transport(
         raise ValueError(f"precision must be one of {', '.join(Precision)}, got {precision!r}")
     tol = tol if tol is None else positive("tol", tol)
     hessian_tol = min(HESSIAN_TOL, tol or HESSIAN_TOL) if hessian_tol is None else positive("hessian_tol", hessian_tol)
+    rho = None if rho is None else positive("rho", rho)
     rho_x, rho_y = rho if rho_x is None else rho_x, rho if rho_y is None else rho_y
     problem = Regularisation(
         eps=positive("eps", eps),
@@ -152,8 +154,9 @@ def transport(
         hessian_tol=hessian_tol,
     )
     with full_precision(x):
-        checked_inputs(x, y, a, b, eps=problem.eps, cost_scale=problem.cost_scale, balanced=problem.balanced)
+        inputs = checked_inputs(x, y, a, b, eps=problem.eps, cost_scale=problem.cost_scale, balanced=problem.balanced)
         x, y, a, b = promoted(x, y, a, b)
+        _tell_if_eps_hides_the_costs(inputs, problem)
         if tol is None and n_iterations is None:
             tol = _default_tol(x, y, a, b, problem)
         budget = _Budget(tol, n_iterations, max_iterations, max_seconds)
@@ -284,6 +287,18 @@ def _default_tol(x: torch.Tensor, y: torch.Tensor, a: torch.Tensor, b: torch.Ten
             RuntimeWarning,
         )
     return tol
+
+
+def _tell_if_eps_hides_the_costs(inputs: Inputs, problem: Regularisation) -> None:
+    """float32 sums of exponentials are off by 1e-7, which times eps is an error of the value."""
+    if inputs.x.device.type == "cpu" and inputs.x.dtype is torch.float64:
+        return
+    if VALUE_ROUNDING * problem.eps > VALUE_DIGITS * problem.cost_scale * (LARGEST_IN_UNITS * inputs.unit) ** 2:
+        tell(
+            f"eps = {problem.eps:g} is far above the costs, and in float32 values are known to {VALUE_ROUNDING:g} eps: "
+            "give float64 points on the CPU, or lower eps (blur)",
+            RuntimeWarning,
+        )
 
 
 def _mean(values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
