@@ -133,6 +133,8 @@ class Runner:
                 self._kill_workers()
             finally:
                 self._close_workers()
+                for record in self._keep_unfinished():
+                    self._history.add(record)
         rows = tuple((cell, self._history.latest(cell)) for cell in self.plan.cells)
         failed = any(record is not None and record["status"] == Status.ERROR for _, record in rows)
         return Outcome(rows, stopped, exit_code or int(failed))
@@ -254,13 +256,14 @@ class Runner:
         if record["status"] == Status.ERROR and self.plan.fail_fast:
             raise _Stop(StopReason.FAIL_FAST)
 
-    def _keep_unfinished(self) -> None:
-        """Records that a killed run left behind after a cell's first round stand as they are."""
+    def _keep_unfinished(self) -> list[Record]:
+        """Records that an ended run left behind after a cell's first round stand as they are; returns these."""
         finished = {record["record_id"] for record in records.read_lines(self.path)}
-        for record in records.read_lines(self._unfinished):
-            if record["record_id"] not in finished:
-                records.append(self.path, record)
+        kept = [record for record in records.read_lines(self._unfinished) if record["record_id"] not in finished]
+        for record in kept:
+            records.append(self.path, record)
         self._unfinished.unlink(missing_ok=True)
+        return kept
 
     def _write_surroundings(self) -> None:
         """The environment, once, and the effective configuration of this run."""

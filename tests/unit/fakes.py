@@ -229,4 +229,5 @@ if __name__ == "__main__":
         with RunProgress(make_console(), len(plan.cells)) as progress:
             outcome = Runner(plan, progress).run()
         print(outcome.stopped or "complete")
+        print(*("not run" if record is None else record["status"] for _, record in outcome.rows))
         sys.exit(outcome.exit_code)

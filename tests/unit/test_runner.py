@@ -373,6 +373,23 @@ def test_interrupt_stops_cleanly_and_the_next_run_continues(out, tmp_path, numbe
     assert [record["solver"] for record in written(out)] == ["a"]
 
 
+@pytest.mark.parametrize("ending", ["interrupt", "fail_fast"])
+def test_a_run_that_ends_early_shows_every_cell_that_had_its_first_round(out, tmp_path, ending):
+    """In the second round b waits while the parent is interrupted, or breaks; c does not come to it."""
+    trace = tmp_path / "trace"
+    do = {"interrupt": "sleep", "fail_fast": "raise"}[ending]
+    b = fake_cell("b", do=do, op="sample", from_call=2, trace=str(trace))
+    parent = run_elsewhere(fake_plan(out, fake_cell("a"), b, fake_cell("c"), fail_fast=True))
+    if ending == "interrupt":
+        wait_until(lambda: trace.exists() and trace.read_text().count(" sample") == 2)
+        parent.send_signal(signal.SIGINT)
+    output, _ = parent.communicate(timeout=20)
+    expected = ["ok", "ok" if ending == "interrupt" else "error", "ok"]
+    assert output.splitlines()[-1] == " ".join(expected), output
+    assert {record["solver"]: record["status"] for record in written(out)} == dict(zip("abc", expected, strict=True))
+    assert not (out / "fake" / "measurements-unfinished.jsonl").exists()
+
+
 def test_two_runs_on_one_folder_are_refused_and_the_lock_dies_with_its_holder(out, tmp_path):
     trace = tmp_path / "trace"
     parent = run_elsewhere(fake_plan(out, fake_cell("a", do="sleep", trace=str(trace))))
