@@ -19,7 +19,9 @@ from fsbench.compose import ConfigError, nearest
 from fsbench.find_report import report_function, report_name
 from fsbench.progress import RunProgress, describe, failures, make_console, summary
 
+_RAW = Path("results/raw")
 _PUBLISHED = compose.ROOT / "results" / "published"
+_NO_EXPERIMENT = "no experiment given: quickstart"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -41,16 +43,6 @@ def _parser(command: str) -> _Parser:
     return parser
 
 
-def _add_out_dir(parser: _Parser, text: str, default: Path | None = None) -> None:
-    said = f"the same as out_dir=DIR: {text}"
-    parser.add_argument("--out", dest="out_dir", type=Path, default=default, metavar="DIR", help=said)
-
-
-def _as_options(arguments: Sequence[str]) -> list[str]:
-    """out_dir=DIR is said as in `run`."""
-    return [re.sub("^out_dir=", "--out=", argument) for argument in arguments]
-
-
 def run(arguments: Sequence[str]) -> int:
     """Measure an experiment's cells that are not done yet, then write its report."""
     from fsbench.plan import make_plan
@@ -63,6 +55,8 @@ def run(arguments: Sequence[str]) -> int:
     plan = make_plan(options.overrides, options.config_dir)
     report_by = report_name(plan.experiment, options.config_dir, given=plan.report)
     console = make_console()
+    if not any(word.startswith("experiment=") for word in options.overrides):
+        console.print(_NO_EXPERIMENT)
     limit = "no limit" if plan.timeout_s is None else f"at most {plan.timeout_s:g} s each"
     for line in (f"{plan.experiment}: {plan.question}", *plan.notices, f"{len(plan.cells)} cells, {limit}"):
         console.print(Text(line), soft_wrap=True)
@@ -97,17 +91,23 @@ def run(arguments: Sequence[str]) -> int:
 def report(arguments: Sequence[str]) -> int:
     """Write an experiment's tables and figures from its records."""
     parser = _parser("report")
-    parser.add_argument("experiment", nargs="?", default="quickstart")
-    parser.add_argument("--records", type=Path, metavar="PATH", help="a run folder or a Parquet file")
-    _add_out_dir(parser, "where to write; default: report/ beside the records")
+    parser.add_argument("experiment", nargs="?")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--records", type=Path, metavar="PATH", help="a run folder or a Parquet file")
+    source.add_argument("--out-dir", type=Path, metavar="DIR", help="out_dir=DIR, as given to run: read DIR/EXPERIMENT")
+    text = "where to write; default: report/ in the run folder, results/raw/EXPERIMENT/report for Parquet files"
+    parser.add_argument("--out", type=Path, metavar="DIR", help=text)
     parser.add_argument("--report", metavar="NAME", help="dotted name of report(df, out_dir) (default: its own)")
-    options = parser.parse_intermixed_args(_as_options(arguments))
+    options = parser.parse_intermixed_args([re.sub("^out_dir=", "--out-dir=", argument) for argument in arguments])
+    if options.experiment is None:
+        options.experiment = "quickstart"
+        print(_NO_EXPERIMENT)
     known = compose.names("experiment", options.config_dir)
     unknown = ConfigError(f"unknown experiment '{options.experiment}'{nearest(options.experiment, known)}")
     if options.experiment not in known and not options.records:
         raise unknown
     write = report_function(report_name(options.experiment, options.config_dir, given=options.report))
-    path = options.records or _default_records(options.experiment)
+    path = options.records or _records_of(options.experiment, options.out_dir)
     from fsbench.report.load import load
 
     try:
@@ -118,7 +118,10 @@ def report(arguments: Sequence[str]) -> int:
         raise unknown  # records of an experiment whose yaml is not here are enough for a report
     # Records of older code stay in a run folder; a report shows each cell once.
     frame = frame.sort_values("started_at", kind="stable").drop_duplicates("cell_id", keep="last").sort_index()
-    out = options.out_dir or (path if path.is_dir() else path.parent) / "report"
+    # Parquet files are kept ones, several experiments side by side: their folder gets no report.
+    out = options.out or (path if records.holds_a_run(path) else _RAW / options.experiment) / "report"
+    if not options.records:
+        print(f"records: {path}")
     out.mkdir(parents=True, exist_ok=True)
     for file in write(frame.reset_index(drop=True), out):
         print(f"report: {file}")
@@ -154,10 +157,11 @@ def collect(arguments: Sequence[str]) -> int:
 
     parser = _parser("collect")
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="e.g. results/raw/table2")
-    _add_out_dir(parser, "where to write <gpu>/; default: results/published", default=_PUBLISHED)
-    options = parser.parse_intermixed_args(_as_options(arguments))
+    text = "where to write <gpu>/; default: results/published"
+    parser.add_argument("--out", type=Path, default=_PUBLISHED, metavar="DIR", help=text)
+    options = parser.parse_intermixed_args(arguments)
     try:
-        for path in merge(options.folders, options.out_dir):
+        for path in merge(options.folders, options.out):
             print(path)
     except (FileNotFoundError, ValueError) as error:
         raise ConfigError(str(error)) from error
@@ -192,13 +196,17 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
 }  # fmt: skip
 
 
-def _default_records(experiment: str) -> Path:
-    raw = Path("results/raw") / experiment
+def _records_of(experiment: str, out_dir: Path | None) -> Path:
+    """What `run` wrote into out_dir; where none is given, into results/raw, else the published table."""
+    run_folder = (out_dir or _RAW) / experiment
+    if records.holds_a_run(run_folder):
+        return run_folder
+    if out_dir is not None:
+        raise ConfigError(f"no records in {run_folder}: fsbench run experiment={experiment} out_dir={out_dir}")
     published = sorted(_PUBLISHED.glob(f"*/{experiment}.parquet"))
-    found = [path for path in (raw, *published) if path.exists()]
-    if not found:
+    if not published:
         raise ConfigError(f"no records of '{experiment}' yet: fsbench run experiment={experiment}, or give --records")
-    return found[0]
+    return published[0]
 
 
 def _import_path() -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fsbench.records import ENVIRONMENTS, MEASUREMENTS, Record, check_record, read_lines, upgraded
+from fsbench.records import ENVIRONMENTS, MEASUREMENTS, Record, check_record, holds_a_run, read_lines, upgraded
 
 
 def read(path: Path) -> tuple[list[Record], list[Record]]:
@@ -27,7 +27,9 @@ def read(path: Path) -> tuple[list[Record], list[Record]]:
         measurements = _parquet([file for file in files if file.stem != "environments"])
         environments = _parquet([path / "environments.parquet"])
     else:
-        raise FileNotFoundError(f"no records in {path}: expected measurements.jsonl or Parquet files there")
+        below = [folder for folder in path.glob("*/") if holds_a_run(folder) or any(folder.glob("*.parquet"))]
+        hint = f"; did you mean {below[0]}?" if len(below) == 1 else ""
+        raise FileNotFoundError(f"no records in {path}: expected measurements.jsonl or Parquet files there{hint}")
     try:
         return [upgraded(record) for record in measurements], environments
     except ValueError as error:

@@ -60,7 +60,7 @@ def baseline_for(new: Path, root: Path) -> Path:
     measurements, environments = collect.read(new)
     slug = collect.gpu_slug(next(row for row in environments if row["env_id"] == measurements[-1]["env_id"]))
     if not (root / slug).is_dir():
-        raise FileNotFoundError(f"no baseline {root / slug}: make one with fsbench collect {new} out_dir={root}")
+        raise FileNotFoundError(f"no baseline {root / slug}: make one with fsbench collect {new} --out {root}")
     return root / slug
 
 

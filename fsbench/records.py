@@ -289,6 +289,11 @@ def read_lines(path: Path) -> list[Record]:
     return records
 
 
+def holds_a_run(path: Path) -> bool:
+    """Whether `path` is a folder that a run wrote its records into."""
+    return any(path.glob("measurements*.jsonl"))
+
+
 def latest(records: list[Record]) -> list[Record]:
     """The last record of each (cell_id, code_id, env_id), in order of first appearance."""
     last: dict[tuple[str, str, str], Record] = {}

@@ -17,6 +17,7 @@ from fakes import fake_cell, fake_plan
 from record_factory import GPU, record
 from rich.console import Console
 
+from fsbench import __main__ as cli
 from fsbench import compose, progress
 from fsbench.__main__ import main
 from fsbench.api import ToResidual
@@ -123,9 +124,8 @@ def test_own_solver_is_one_file_and_one_yaml_and_reports_need_no_solver(home):
     assert sorted(written.read_text().splitlines()) == ["absent error", "bad error", "toy ok"]
 
     (home / "toy.py").write_text("def report(df, out_dir):\n    return [out_dir / str(len(df))]\n")
-    for where in (["out_dir=elsewhere"], ["--out", "elsewhere"]):
-        again = fsbench(home, "report", "mine", "--config-dir", "conf", *where)
-        assert (again.returncode, again.stdout.strip()) == (0, "report: elsewhere/3")
+    again = fsbench(home, "report", "mine", "--config-dir", "conf", "--out", "elsewhere")
+    assert (again.returncode, again.stdout) == (0, "records: results/raw/mine\nreport: elsewhere/3\n")
 
 
 def without_report(home: Path, line: str = "") -> None:
@@ -188,6 +188,10 @@ def test_dry_run_measures_nothing(home):
         "toy own n=20 d=2 eps=0.5", "toy own n=40 d=2 eps=0.5"
     ]  # fmt: skip
     assert not (home / "results").exists()
+    given = ["solver=keops", "n=[20]", "eps=[0.5]"]
+    for words, said in ((given, True), (["experiment=quickstart", *given], False)):
+        shown = fsbench(home, "run", "--dry-run", *words).stdout.splitlines()
+        assert (shown[0] == "no experiment given: quickstart", shown[said].startswith("quickstart: ")) == (said, True)
 
 
 def test_list_is_fast_and_has_one_line_each(home):
@@ -242,7 +246,7 @@ def test_collect_and_compare_from_the_command_line(tmp_path, capsys):
             append(tmp_path / name / "measurements.jsonl", record(solver, **changes.get(solver, {})))
         append(tmp_path / name / "environments.jsonl", GPU)
     old, new, out = (str(tmp_path / name) for name in ("old", "new", "out"))
-    assert main(["collect", old, f"out_dir={out}"]) == 0
+    assert main(["collect", old, "--out", out]) == 0
     assert capsys.readouterr().out.splitlines()[0] == f"{out}/h200/synthetic.parquet"
     assert main(["compare", f"{out}/h200", old]) == 0
     text = capsys.readouterr().out
@@ -253,6 +257,52 @@ def test_collect_and_compare_from_the_command_line(tmp_path, capsys):
     assert shown[0] == "1 cells got worse; their times are not compared:"
     assert shown[1].startswith("  pot") and "ok -> error" in shown[1]
     assert any(line.split()[0] == "keops" and "+0.0 %" in line for line in shown if line.strip())
+
+
+def test_a_report_reads_where_run_wrote_and_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    quick = ["--report", "experiments.memory.report"]
+    append(tmp_path / "again" / "forward" / "measurements.jsonl", record("keops", experiment="forward"))
+    assert main(["report", "forward", "out_dir=again", *quick]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == "records: again/forward" and "report: again/forward/report/table.md" in shown
+    assert main(["report", "forward", "--out-dir=again", "--out=there", *quick]) == 0
+    assert "report: there/table.md" in capsys.readouterr().out.splitlines()
+    assert main(["report", "table2", "out_dir=again"]) == 2
+    assert capsys.readouterr().err == (
+        "fsbench: no records in again/table2: fsbench run experiment=table2 out_dir=again\n"
+    )
+    assert main(["report", "forward", "out_dir=again", "--records=again/forward"]) == 2
+    assert "not allowed with" in capsys.readouterr().err
+
+
+def test_published_records_are_named_and_their_folder_gets_no_report(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "_PUBLISHED", tmp_path / "published")
+    append(tmp_path / "old" / "measurements.jsonl", record("keops", experiment="quickstart"))
+    append(tmp_path / "old" / "environments.jsonl", GPU)
+    assert main(["collect", "old"]) == 0
+    before = sorted((tmp_path / "published").rglob("*"))
+    for choice in ([], ["quickstart"], ["quickstart", f"--records={before[0]}"]):  # twice: a report is not a record
+        capsys.readouterr()
+        assert main(["report", *choice, "--report=experiments.memory.report"]) == 0
+        shown = capsys.readouterr().out.splitlines()
+        assert "report: results/raw/quickstart/report/table.md" in shown
+        assert (shown[0] == "no experiment given: quickstart") is (not choice)
+        named = [line for line in shown if line.startswith("records: ")]
+        assert named == [f"records: {tmp_path}/published/h200/quickstart.parquet"] * (len(choice) < 2)
+    assert sorted((tmp_path / "published").rglob("*")) == before
+
+
+def test_a_folder_of_run_folders_is_answered_with_the_one_it_holds(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    append(tmp_path / "again" / "forward" / "measurements.jsonl", record("keops"))
+    (tmp_path / "again" / "logs").mkdir()
+    assert main(["compare", "again/forward", "again"]) == 2
+    assert capsys.readouterr().err.endswith("; did you mean again/forward?\n")
+    append(tmp_path / "again" / "table2" / "measurements.jsonl", record("keops"))
+    assert main(["compare", "again/forward", "again"]) == 2
+    assert "did you mean" not in capsys.readouterr().err
 
 
 def test_doctor_tries_each_solver_and_names_the_cure(home, monkeypatch, capsys):
