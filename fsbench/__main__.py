@@ -17,7 +17,7 @@ from rich.text import Text
 from fsbench import compose, records
 from fsbench.compose import ConfigError, nearest
 from fsbench.find_report import report_function, report_name
-from fsbench.progress import RunProgress, describe, failures, make_console, summary
+from fsbench.progress import RunProgress, busy_machine, describe, failures, make_console, summary
 
 _RAW = Path("results/raw")
 _PUBLISHED = compose.ROOT / "results" / "published"
@@ -76,10 +76,13 @@ def run(arguments: Sequence[str]) -> int:
         console.print(Text("\n".join(["Without a result:", *(f"  {line}" for line in lines)])), soft_wrap=True)
     counts = Counter("not run" if record is None else record["status"] for _, record in outcome.rows)
     console.print(Text(", ".join(f"{count} {status}" for status, count in counts.items())))
+    shown = [record for _, record in outcome.rows if record is not None]
+    for line in busy_machine(shown, records.environments_in(plan.folder)):
+        console.print(Text(line), soft_wrap=True)
     console.print(Text(f"records: {plan.folder}"), soft_wrap=True)
     if outcome.stopped:
         console.print(Text(f"stopped: {outcome.stopped}. The same command continues where this run ended."))
-    if outcome.exit_code < 128 and any(record for _, record in outcome.rows):
+    if outcome.exit_code < 128 and shown:
         # A process of its own: plotting libraries stay out of this one, and a broken report cannot undo a run.
         dirs = [f"--config-dir={folder}" for folder in options.config_dir]
         what = [plan.experiment, f"--records={plan.folder}", f"--report={report_by}"]

@@ -10,7 +10,16 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fsbench.records import ENVIRONMENTS, MEASUREMENTS, Record, check_record, holds_a_run, read_lines, upgraded
+from fsbench.records import (
+    ENVIRONMENTS,
+    MEASUREMENTS,
+    Record,
+    check_record,
+    environments_in,
+    holds_a_run,
+    read_lines,
+    upgraded,
+)
 
 
 def read(path: Path) -> tuple[list[Record], list[Record]]:
@@ -22,7 +31,7 @@ def read(path: Path) -> tuple[list[Record], list[Record]]:
         measurements, environments = _parquet([path]), _parquet([path.parent / "environments.parquet"])
     elif lines := sorted(path.glob("measurements*.jsonl")):
         measurements = [record for file in lines for record in read_lines(file)]
-        environments = [row for file in sorted(path.glob("environments*.jsonl")) for row in read_lines(file)]
+        environments = environments_in(path)
     elif files := sorted(path.glob("*.parquet")):
         measurements = _parquet([file for file in files if file.stem != "environments"])
         environments = _parquet([path / "environments.parquet"])

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fsbench import collect, stats
-from fsbench.progress import describe, format_seconds
+from fsbench.progress import busy_machine, describe, format_seconds
 from fsbench.records import Record, Status
 
 _GOOD = (Status.OK, Status.NOT_CONVERGED)
@@ -28,12 +28,16 @@ _AGREES = 0.03  # two runs of the same code agree where their medians differ by 
 
 @dataclass(frozen=True)
 class Comparison:
-    """`broken`: cells that lost their result or their accuracy. `pairs`: (old, new, time ratio new / old, p)."""
+    """`broken`: cells that lost their result or their accuracy. `pairs`: (old, new, time ratio new / old, p).
+
+    `busy`: a line for each side some of whose times other processes may have made longer.
+    """
 
     broken: tuple[str, ...]
     pairs: tuple[tuple[Record, Record, float, float], ...]
     n_only_old: int
     n_only_new: int
+    busy: tuple[str, ...]
 
     @property
     def slower(self) -> tuple[tuple[Record, Record, float, float], ...]:
@@ -66,8 +70,9 @@ def baseline_for(new: Path, root: Path) -> Path:
 
 def compare(old: Path, new: Path) -> Comparison:
     """Match the newest record of each cell. Raises FileNotFoundError or ValueError as `collect.read` does."""
-    before = {record["cell_id"]: record for record in collect.newest(collect.read(old)[0])}
-    after = {record["cell_id"]: record for record in collect.newest(collect.read(new)[0])}
+    (old_rows, old_machines), (new_rows, new_machines) = collect.read(old), collect.read(new)
+    before = {record["cell_id"]: record for record in collect.newest(old_rows)}
+    after = {record["cell_id"]: record for record in collect.newest(new_rows)}
     broken, pairs = [], []
     for cell_id in before.keys() & after.keys():
         a, b = before[cell_id], after[cell_id]
@@ -76,9 +81,10 @@ def compare(old: Path, new: Path) -> Comparison:
         elif a["status"] in _GOOD and b["status"] in _GOOD:
             pairs.append((a, b, *stats.compare(a["samples_s"], b["samples_s"])))
     pairs.sort(key=lambda pair: (pair[0]["problem"], pair[0]["n"], pair[0]["d"], pair[0]["eps"], pair[0]["solver"]))
-    return Comparison(
-        tuple(sorted(broken)), tuple(pairs), len(before.keys() - after.keys()), len(after.keys() - before.keys())
-    )
+    sides = (("old", [pair[0] for pair in pairs], old_machines), ("new", [pair[1] for pair in pairs], new_machines))
+    busy = [f"{name}: {line}" for name, timed, machines in sides for line in busy_machine(timed, machines)]
+    n_only_old, n_only_new = len(before.keys() - after.keys()), len(after.keys() - before.keys())
+    return Comparison(tuple(sorted(broken)), tuple(pairs), n_only_old, n_only_new, tuple(busy))
 
 
 def show(comparison: Comparison, console: Console) -> None:
@@ -102,6 +108,8 @@ def show(comparison: Comparison, console: Console) -> None:
     )
     if comparison.pairs:
         console.print(Text(_differences(comparison.pairs)), soft_wrap=True)
+    for line in comparison.busy:
+        console.print(Text(line, style="red"), soft_wrap=True)
 
 
 def _differences(pairs: tuple[tuple[Record, Record, float, float], ...]) -> str:

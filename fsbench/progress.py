@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import time
 from collections.abc import Iterable
 from types import TracebackType
@@ -19,6 +20,7 @@ from fsbench.records import Record, Status
 
 _FAILED = (Status.OOM, Status.TIMEOUT, Status.UNSUPPORTED, Status.ERROR)
 _PLAIN_WIDTH = 100
+_BUSY = 0.25  # share of a machine's CPUs that other processes may keep busy before a run says so
 
 
 def make_console() -> Console:
@@ -145,6 +147,23 @@ def failures(rows: Iterable[tuple[Cell, Record | None]]) -> list[str]:
         if record and record["status"] in _FAILED and not record.get("inferred_from"):
             lines.append(f"{describe(record)}  {record['status']}: {_first_line(record['status_detail'])}")
     return lines
+
+
+def busy_machine(measured: Iterable[Record], environments: Iterable[Record]) -> list[str]:
+    """One line if other processes kept a machine busy while cells were sampled, else none.
+
+    `environments` say how many CPUs there are; cells without theirs, or without a load, are passed over.
+    """
+    cpus = {row["env_id"]: row.get("cpu_count") or math.inf for row in environments}
+    known = ((record.get("host_load_cpus"), cpus.get(record["env_id"], math.inf)) for record in measured)
+    busy = [(load, count) for load, count in known if load is not None and load > _BUSY * count]
+    if not busy:
+        return []
+    load, count = max(busy)
+    return [
+        f"other processes kept up to {load:.1f} of {count} CPUs busy during sampling: "
+        f"times of {len(busy)} {'cell' if len(busy) == 1 else 'cells'} may be too long"
+    ]
 
 
 def format_seconds(seconds: float | None) -> str:

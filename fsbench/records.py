@@ -294,6 +294,11 @@ def holds_a_run(path: Path) -> bool:
     return any(path.glob("measurements*.jsonl"))
 
 
+def environments_in(folder: Path) -> list[Record]:
+    """The environments that runs described in `folder`, those of all shards."""
+    return [row for file in sorted(folder.glob("environments*.jsonl")) for row in read_lines(file)]
+
+
 def latest(records: list[Record]) -> list[Record]:
     """The last record of each (cell_id, code_id, env_id), in order of first appearance."""
     last: dict[tuple[str, str, str], Record] = {}

@@ -305,6 +305,19 @@ def test_a_folder_of_run_folders_is_answered_with_the_one_it_holds(tmp_path, mon
     assert "did you mean" not in capsys.readouterr().err
 
 
+def test_a_run_says_that_other_processes_kept_the_machine_busy(home):
+    """The load is put into the record; the run that shows it again finds it as an earlier one's."""
+    mine = ["run", "experiment=mine", "solver=toy", "timing=quick", "--config-dir=conf"]
+    assert fsbench(home, *mine).returncode == 0
+    (measured,) = read_lines(home / "results/raw/mine/measurements.jsonl")
+    n_cpus = len(os.sched_getaffinity(0))
+    line = f"of {n_cpus} CPUs busy during sampling: times of 1 cell may be too long"
+    for load, said in ((0.25 * n_cpus, False), (0.75 * n_cpus, True)):
+        append(home / "results/raw/mine/measurements.jsonl", measured | {"host_load_cpus": load})
+        shown = fsbench(home, *mine).stdout.splitlines()
+        assert (f"other processes kept up to {load:.1f} {line}" in shown) is said, shown
+
+
 def test_doctor_tries_each_solver_and_names_the_cure(home, monkeypatch, capsys):
     """Own solvers only: those of the checkout are tried by their contract tests."""
     own = {path.stem: path for path in (home / "conf" / "solver").glob("*.yaml")}

@@ -253,6 +253,22 @@ def test_compare_says_how_far_two_runs_of_the_same_code_are_apart(folder):
     )
 
 
+def test_compare_says_which_side_was_measured_on_a_busy_machine(folder):
+    """A quarter of 16 CPUs is not busy yet, and a load on a machine that nothing is known of says nothing."""
+    machine = GPU | {"cpu_count": 16}
+    loads = {"a": (4.0, 4.1), "b": (None, 6.04), "c": (0.0, 0.1)}
+    quiet = folder("quiet", *(record(n, host_load_cpus=load[0]) for n, load in loads.items()), environments=(machine,))
+    rows = [*(record(n, host_load_cpus=load[1]) for n, load in loads.items()), record("unmatched", host_load_cpus=9.0)]
+    busy, unknown = folder("busy", *rows, environments=(machine,)), folder("unknown", *rows, environments=())
+    line = "other processes kept up to 6.0 of 16 CPUs busy during sampling: times of 2 cells may be too long"
+    for old, new, expected in (
+        (quiet, busy, [f"new: {line}"]), (busy, quiet, [f"old: {line}"]), (quiet, quiet, []), (unknown, quiet, [])
+    ):  # fmt: skip
+        console = Console(width=60, file=io.StringIO())
+        show(compare(old, new), console)
+        assert [text for text in console.file.getvalue().splitlines() if "other processes" in text] == expected
+
+
 def test_compare_reads_published_tables(folder, tmp_path):
     run = folder("run", record("a"))
     collect([run], tmp_path / "out")
