@@ -14,3 +14,21 @@ def device(request):
         if not torch.cuda.is_available():
             pytest.skip("no CUDA device")
     return request.param
+
+
+@pytest.fixture
+def fake_workers(monkeypatch):
+    """Workers whose measurement is that of `fakes`."""
+    from fakes import WORKER
+
+    from fsbench import process
+    from fsbench.env import code_id
+
+    monkeypatch.setattr(process, "WORKER", WORKER)
+    code_id.cache_clear()  # other processes of a test hash the files as they are now
+
+
+@pytest.fixture
+def out(tmp_path):
+    """The out_dir of a run."""
+    return tmp_path / "out"

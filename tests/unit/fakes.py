@@ -12,19 +12,23 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from fsbench import cell as cell_module
 from fsbench import process, worker
 from fsbench.api import Cell, FixedIterations, Timing, Unsupported
 from fsbench.plan import Plan
 from fsbench.progress import RunProgress, make_console
-from fsbench.records import Phase, Record
+from fsbench.records import Phase, Record, read_lines
 from fsbench.runner import Outcome, Runner
 
 WORKER = (sys.executable, __file__, "worker")
 FAR = 3600.0
+GRACE_S = 5.0  # after a deadline: to kill, on a busy machine
 _poisoned = False
 
 
@@ -77,6 +81,28 @@ def run_elsewhere(plan: Plan, **settings: Any) -> subprocess.Popen:
     path.write_bytes(pickle.dumps(plan))
     command = [sys.executable, __file__, "run", str(path)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **settings)
+
+
+def statuses(outcome: Outcome) -> list[str]:
+    return ["not run" if record is None else str(record["status"]) for _, record in outcome.rows]
+
+
+def written(out: Path) -> list[Record]:
+    return read_lines(out / "fake" / "measurements.jsonl")
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
 
 
 class FakeMeasurement:

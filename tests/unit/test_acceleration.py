@@ -208,7 +208,7 @@ def test_where_plain_is_quick_nothing_is_lost(device, kind, seed):
     y = {"large eps": uniform_cloud(500, 3, seed + 5), "identical": x.clone(), "near": x + 1e-3 * normal_cloud(700, 3)}
     eps = 0.5 if kind == "large eps" else 0.01
     fast, plain = (solve(x.to(device), y[kind].to(device), eps=eps, tol=1e-3, acceleration=on) for on in (True, False))
-    assert fast.converged and fast.n_passes <= plain.n_passes + 8  # on a GPU plain looks every fourth iteration
+    assert fast.converged and fast.n_passes <= plain.n_passes + 8  # on a GPU looks may be four apart
 
 
 def test_a_bad_extrapolation_is_rejected(monkeypatch):

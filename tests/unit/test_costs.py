@@ -69,6 +69,14 @@ def test_masses_other_than_one_and_uniform_weights():
     assert uniform == pytest.approx(same.ot.item(), rel=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_points_do_not_round_the_labels_costs(dtype):
+    x, y, l_x, l_y, table, a, b = labelled()
+    x, y, table = x.to(dtype), y.to(dtype), 1000 + table / 10
+    want = label_transport(x.double(), y.double(), l_x, l_y, table, a, b, eps=0.4, tol=1e-8).ot.item()
+    assert label_transport(x, y, l_x, l_y, table, a, b, eps=0.4, tol=1e-5).ot.item() == pytest.approx(want, rel=1e-6)
+
+
 def test_a_constant_table_adds_its_constant():
     x, y, l_x, l_y, _, a, b = labelled()
     plain = label_transport(x, y, l_x, l_y, torch.zeros(4, 3), a, b, eps=0.4, tol=1e-10).ot
@@ -85,6 +93,7 @@ def test_a_constant_table_adds_its_constant():
         ({"labels_y": torch.zeros(17)}, "labels_y must be an integer tensor"),
         ({"labels_y": torch.zeros(5, dtype=torch.long)}, "labels_y must be an integer tensor"),
         ({"x": [[1.0]]}, "x must be"),
+        ({"y": torch.zeros(17, 2)}, "x and y must have the same d, got 3 and 2"),
         ({"debias": True}, "debias is not offered"),
         ({"rho": 1.0}, "rho is not offered"),
     ],

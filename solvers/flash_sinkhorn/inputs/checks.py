@@ -100,7 +100,7 @@ def checked_inputs(
     # By mass: points without any must not matter.
     centre = torch.add(found_x.weighted_sum * (0.5 / of_x.mass), found_y.weighted_sum, alpha=0.5 / of_y.mass)
     centre = centre.to(dtype).double()  # so that points of that type move there without a digit lost
-    unit = 2.0 ** (math.ceil(math.log2(span)) - 9) if span > 0 else 1.0
+    unit = 2.0 ** math.ceil(math.log2(span)) / LARGEST_IN_UNITS if span > 0 else 1.0
     return Inputs(x, y, a, b, centre, unit, mass, mass_x, mass_y)
 
 
@@ -146,4 +146,5 @@ def _weights(name: str, weight: torch.Tensor | None, points: torch.Tensor) -> to
 
 
 def kind_of(value: object) -> str:
+    """What was given instead of what is asked for, for messages."""
     return str(value.dtype) if isinstance(value, torch.Tensor) else type(value).__name__

@@ -9,6 +9,7 @@ import torch
 
 from ..inputs.checks import kind_of, positive
 from ..plan.operators import Plan
+from .loss import promoted
 from .transport import transport
 
 LEAST_SHARE = 1e-12  # of a table's largest singular value: less is float64's rounding
@@ -92,13 +93,13 @@ def label_transport(
     for name in ("debias", "rho", "rho_x", "rho_y"):
         if name in options:
             raise ValueError(f"{name} is not offered with labels: their cost has no self problem and fixed marginals")
+    if x.shape[1] != y.shape[1]:
+        raise ValueError(f"x and y must have the same d, got {x.shape[1]} and {y.shape[1]}")
     u, v, alpha, beta = _coordinates(table.detach().to(x.device) / cost_scale)
-    result = transport(
-        torch.cat([x, u[labels_x].to(x.dtype)], 1), torch.cat([y, v[labels_y].to(y.dtype)], 1), a, b,
-        eps=eps, cost_scale=cost_scale, **options,
-    )  # fmt: skip
+    with_labels_x, with_labels_y = _appended(x, u[labels_x]), _appended(y, v[labels_y])
+    result = transport(with_labels_x, with_labels_y, a, b, eps=eps, cost_scale=cost_scale, **options)
     shift_x, shift_y = cost_scale * alpha[labels_x], cost_scale * beta[labels_y]
-    weight_x, weight_y = _weights(a, x), _weights(b, y)
+    _, _, weight_x, weight_y = promoted(x, y, a, b)
     mass_x, mass_y = weight_x.sum(), weight_y.sum()
     shift = (weight_x / mass_x * shift_x).sum() + (weight_y / mass_y * shift_y).sum()
     return LabelTransport(
@@ -135,6 +136,7 @@ def _checked_labels(name: str, labels: torch.Tensor, points: torch.Tensor, count
     return labels.long()
 
 
-def _weights(weight: torch.Tensor | None, points: torch.Tensor) -> torch.Tensor:
-    n = points.shape[0]
-    return points.new_full((n,), 1.0 / n, dtype=torch.float64) if weight is None else weight.double()
+def _appended(points: torch.Tensor, coordinates: torch.Tensor) -> torch.Tensor:
+    """[n, d + r], in float32 at least: half precision holds the points as given, not the labels' coordinates."""
+    dtype = torch.promote_types(points.dtype, torch.float32)
+    return torch.cat([points.to(dtype), coordinates.to(dtype)], 1)
