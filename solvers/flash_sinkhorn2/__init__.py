@@ -1,0 +1,1 @@
+"""FlashSinkhorn2: multiscale, block-sparse entropic OT for points of low dimension."""

@@ -1,0 +1,94 @@
+"""Clouds in tiles: float64 tile centres, small local coordinates, weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .tree import Tree, in_tiles, kd_tree
+
+LARGEST_DIMENSION = 6  # above, boxes of a few points are as wide as the cloud
+
+
+@dataclass(eq=False)
+class TiledCloud:
+    """N = tiles * tile points in kd order; padding repeats the last point with weight 0.
+
+    centre [tiles, d] float64, of the box of the tile's points with weight, relative to an origin common to both clouds;
+    local [N, d]: x - centre of its tile, float32 (on the CPU float64 for float64 points); half_box [tiles, d] float64:
+    half edges of that box, 0 for tiles without weight; weight [N] float64 sums to 1; log2_weight [N] float64 is -inf
+    where it is 0; mass [tiles] float64.
+    """
+
+    tree: Tree
+    centre: Tensor
+    local: Tensor
+    half_box: Tensor
+    weight: Tensor
+    log2_weight: Tensor
+    mass: Tensor
+
+
+def tiled_clouds(x: Tensor, y: Tensor, a: Tensor, b: Tensor, *, tile: int = 32) -> tuple[TiledCloud, TiledCloud]:
+    """Both clouds of a problem: points x [n, d] and y [m, d], finite, float32 or float64, 1 <= d <= 6, on one device;
+    weights a [n] and b [m], not negative; `tile` points a tile, a power of two.
+
+    Raises ValueError on anything else but values that are not finite: those are for the caller to look for.
+    """
+    if tile < 1 or tile & (tile - 1):
+        raise ValueError(f"tile is {tile}: choose a power of two")
+    for name, points, name_w, weight in (("x", x, "a", a), ("y", y, "b", b)):
+        if points.ndim != 2 or not points.shape[0]:
+            raise ValueError(f"{name} has shape {tuple(points.shape)}: give [points, dimension], at least one point")
+        if not 1 <= points.shape[1] <= LARGEST_DIMENSION:
+            raise ValueError(f"{name} has dimension {points.shape[1]}: tiles prune from 1 to {LARGEST_DIMENSION} only")
+        if points.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"{name} is {points.dtype}: give float32 or float64")
+        if weight.shape != points.shape[:1]:
+            raise ValueError(f"{name_w} has shape {tuple(weight.shape)}: give one weight for each of {name}'s points")
+        if not bool((weight.min() >= 0) & (weight.max() > 0)):
+            raise ValueError(f"{name_w} must have no negative weight and some positive one")
+    if x.shape[1] != y.shape[1]:
+        raise ValueError(f"x has dimension {x.shape[1]} but y has {y.shape[1]}")
+    low = torch.minimum(x.amin(0), y.amin(0)).double()
+    high = torch.maximum(x.amax(0), y.amax(0)).double()
+    origin = (low + high) / 2
+    return _tiled(x, a, origin, tile), _tiled(y, b, origin, tile)
+
+
+def _tiled(points: Tensor, weight: Tensor, origin: Tensor, tile: int) -> TiledCloud:
+    tree = kd_tree(points, tile=tile)
+    dtype = torch.float64 if points.dtype == torch.float64 and points.device.type == "cpu" else torch.float32
+    weight = weight.double()
+    return in_kd_order(tree, points[tree.order].double() - origin, weight[tree.order] / weight.sum(), dtype)
+
+
+def in_kd_order(tree: Tree, points: Tensor, weight: Tensor, dtype: torch.dtype) -> TiledCloud:
+    """The cloud of points [n, d] float64 and weights [n] float64 that are in the tree's order already."""
+    tiles, d = tree.tiles, points.shape[1]
+    tiled = in_tiles(tree, points)
+    weights = in_tiles(tree, weight).clone()
+    weights.view(-1)[tree.n :] = 0.0
+    mass = weights.sum(1)
+    counts = (weights > 0) | (mass == 0)[:, None]  # a tile without weight is centred on all its points
+    low = torch.where(counts[..., None], tiled, torch.inf).amin(1)
+    high = torch.where(counts[..., None], tiled, -torch.inf).amax(1)
+    centre = (low + high) / 2
+    local = (tiled - centre[:, None]).to(dtype)
+    half_box = torch.where((weights > 0)[..., None], local.abs(), 0.0).amax(1).double()  # of the rounded coordinates
+    weights = weights.view(-1)
+    return TiledCloud(tree, centre, local.view(tiles * tree.tile, d), half_box, weights, weights.log2(), mass)
+
+
+def to_tiles(cloud: TiledCloud, values: Tensor) -> Tensor:
+    """[N, ...] in kd order of values [n, ...] in the original order; padding repeats the last."""
+    return in_tiles(cloud.tree, values[cloud.tree.order]).flatten(0, 1)
+
+
+def from_tiles(cloud: TiledCloud, values: Tensor) -> Tensor:
+    """[n, ...] in the original order of values [N, ...] in kd order."""
+    out = torch.empty_like(values[: cloud.tree.n])
+    out[cloud.tree.order] = values[: cloud.tree.n]
+    return out

@@ -1,0 +1,28 @@
+"""A coarser cloud: the centroids and masses of a tree's nodes."""
+
+from __future__ import annotations
+
+import torch
+
+from .clouds import TiledCloud, in_kd_order
+from .tree import Tree
+
+
+def node_clouds(cloud: TiledCloud, depth: int) -> TiledCloud:
+    """The cloud of 2^depth points that are the centroids of the nodes of `depth`, each with its node's mass.
+
+    They are in kd order already: tiles of this cloud are nodes of depth - log2(tile) of the given one. A node without
+    mass is at the mean of its tiles' centres.
+    """
+    tree = cloud.tree
+    tiles, d = cloud.centre.shape
+    weight, local = cloud.weight.view(tiles, 1, -1), cloud.local.view(tiles, -1, d)
+    moment = (weight @ local.double())[:, 0] + cloud.mass[:, None] * cloud.centre
+    tiles_of_node, real = tree.tiles_of_nodes(depth)
+    mass = torch.where(real, cloud.mass[tiles_of_node], 0.0).sum(1)
+    real = real[..., None]
+    centroid = torch.where(real, moment[tiles_of_node], 0.0).sum(1) / mass[:, None]
+    middle = torch.where(real, cloud.centre[tiles_of_node], 0.0).sum(1) / real.sum(1)
+    points = torch.where(mass[:, None] > 0, centroid, middle)
+    coarse = Tree(2**depth, tree.tile, torch.arange(2**depth, device=points.device))
+    return in_kd_order(coarse, points, mass, cloud.local.dtype)
