@@ -61,6 +61,7 @@ class ProblemConf:
     params: dict[str, Any]
     requires: tuple[str, ...]
     label: str
+    m_per_n: float = 1.0  # points of y for each of x, where m is not given
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -120,9 +121,12 @@ def load_solver(name: str, config_dirs: Iterable[Path] = ()) -> SolverConf:
 
 def load_problem(name: str, config_dirs: Iterable[Path] = ()) -> ProblemConf:
     """conf/problem/<name>.yaml, checked. ConfigError names the nearest problem or key."""
-    raw, where = _load_named("problem", name, ("_target_", "requires", "params", "label"), config_dirs)
-    params, label = _mapping(raw, "params", where), str(raw.get("label", ""))
-    return ProblemConf(name, _target(raw, where), params, tuple(raw.get("requires") or ()), label)
+    known = ("_target_", "requires", "params", "label", "m_per_n")
+    raw, where = _load_named("problem", name, known, config_dirs)
+    params, label, m_per_n = _mapping(raw, "params", where), str(raw.get("label", "")), raw.get("m_per_n", 1.0)
+    if isinstance(m_per_n, bool) or not isinstance(m_per_n, int | float) or not 0 < m_per_n < math.inf:
+        raise ConfigError(f"m_per_n in {where} must be a positive number, got {m_per_n!r}")
+    return ProblemConf(name, _target(raw, where), params, tuple(raw.get("requires") or ()), label, float(m_per_n))
 
 
 def composed(overrides: Iterable[str], config_dirs: Iterable[Path] = ()) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -39,6 +40,27 @@ class Plan:
     @property
     def folder(self) -> Path:
         return self.out_dir / self.experiment
+
+
+@dataclass(frozen=True, order=True)
+class _Eps:
+    """An eps as it was given: a number, or a multiple of the squared spacing of n points in the unit box."""
+
+    in_spacings: bool
+    number: float
+
+    @classmethod
+    def read(cls, name: str, value: Any) -> _Eps:
+        if not (isinstance(value, str) and "spacing" in value):
+            return cls(False, _positive(name, value))
+        multiple = re.fullmatch(r"(\S+) *spacing\*\*2", value.strip())
+        if multiple is None:
+            raise ConfigError(f"{name} must be a number or a multiple like '16 spacing**2', got '{value}'")
+        return cls(True, _positive(name, multiple[1]))
+
+    def at(self, n: int, d: int) -> float:
+        """In units of |x - y|^2; spacing: n^(-1/d). Six digits, which every machine's power function agrees on."""
+        return float(f"{self.number * n ** (-2 / d):.6g}") if self.in_spacings else self.number
 
 
 def make_plan(overrides: Iterable[str], config_dirs: Iterable[Path] = (), *, gpu: bool | None = None) -> Plan:
@@ -110,9 +132,9 @@ def _expand(config: dict[str, Any], config_dirs: list[Path], device: str, timeou
             problem_params=problem.params | problem_params.get(problem.name, {}),
             seed=seed,
             n=n,
-            m=n if m is None else m,
+            m=max(1, round(n * problem.m_per_n)) if m is None else m,
             d=d,
-            eps=eps,
+            eps=eps.at(n, d),
             cost_scale=cost_scale,
             dtype=dtype,
             device=device,
@@ -138,7 +160,7 @@ def _axes(config: dict[str, Any], device: str) -> dict[str, list[Any]]:
     if device == "cpu":
         own |= grid.get("cpu") or {}
     convert: dict[str, Callable[[str, Any], Any]] = {
-        "n": _integer, "m": _integer, "d": _integer, "eps": _positive,
+        "n": _integer, "m": _integer, "d": _integer, "eps": _Eps.read,
         "seed": lambda name, value: _integer(name, value, least=0),
         "dtype": lambda name, value: _one_of(name, value, _DTYPES),
     }  # fmt: skip

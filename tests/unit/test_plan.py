@@ -91,6 +91,39 @@ def test_every_spelling_of_a_number_is_the_same_cell(plan, spelling):
     assert cell.cell_id == same.cell_id
 
 
+def test_eps_in_squared_spacings_follows_n_and_d(plan):
+    cells = plan("solver=toy", "n=[64,1000]", "d=[2,3]", "eps=[16 spacing**2,0.3,1 spacing**2]").cells
+    given = [(cell.n, cell.d, cell.eps) for cell in cells]
+    assert given == [
+        (64, 2, 0.3), (64, 2, 0.015625), (64, 2, 0.25), (64, 3, 0.3), (64, 3, 0.0625), (64, 3, 1.0),
+        (1000, 2, 0.3), (1000, 2, 0.001), (1000, 2, 0.016), (1000, 3, 0.3), (1000, 3, 0.01), (1000, 3, 0.16),
+    ]  # fmt: skip
+
+
+def test_eps_in_squared_spacings_is_the_cell_of_that_number(plan):
+    """2^18 points in three dimensions are 2^-6 apart; 2^20 are not a whole number: six digits."""
+    for n, number in ((2**18, "0.00390625"), (2**20, "0.00155020")):
+        (cell,) = plan("solver=toy", f"n={n}", "d=3", "eps=16 spacing**2").cells
+        (same,) = plan("solver=toy", f"n={n}", "d=3", f"eps={number}").cells
+        assert cell.eps == same.eps and cell.cell_id == same.cell_id
+
+
+def test_a_problem_may_have_more_or_fewer_points_on_the_other_side(conf, plan):
+    (conf / "problem" / "own.yaml").write_text("_target_: own.cloud\nm_per_n: 0.75\n")
+    sizes = [(cell.n, cell.m) for cell in plan("solver=toy", "problem=own", "n=[1,10,1000]", "d=3").cells]
+    assert sizes == [(1, 1), (10, 8), (1000, 750)]
+    (given,) = plan("solver=toy", "problem=own", "n=10", "m=7", "d=3").cells
+    assert given.m == 7
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many", "true", ".inf"])
+def test_points_of_the_other_side_are_a_positive_share(conf, plan, value):
+    (conf / "problem" / "own.yaml").write_text(f"_target_: own.cloud\nm_per_n: {value}\n")
+    with pytest.raises(ConfigError) as error:
+        plan("problem=own")
+    assert "m_per_n in problem/own.yaml must be a positive number" in line_of(error)
+
+
 def test_an_experiment_overrides_single_keys_of_the_timing_preset(plan):
     standard, quick = plan().cells[0].timing, plan("timing=quick").cells[0].timing
     assert (standard.counters, standard.rounds, standard.max_samples) == (True, 2, 50)
@@ -221,6 +254,9 @@ def test_a_divergence_is_of_fixed_iterations(plan):
         ("eps=0", "eps must be positive"),
         ("eps=-0.1", "eps must be positive"),
         ("eps=inf", "eps must be a number"),
+        ("eps=4 spacings", "eps must be a number or a multiple like '16 spacing**2', got '4 spacings'"),
+        ("eps=-1 spacing**2", "eps must be positive"),
+        ("eps=a spacing**2", "eps must be a number, got 'a'"),
         ("eps=[]", "eps is empty"),
         ("n=0", "n must be a whole number of at least 1"),
         ("n=10.5", "n must be a whole number"),
