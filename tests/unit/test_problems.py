@@ -17,6 +17,8 @@ CONF = Path(__file__).parents[2] / "conf" / "problem"
 SIZES: dict[str, tuple[int, int, int]] = {  # n, m, d of the families that do not take any
     "shell_torus": (301, 207, 3),
     "photographs": (301, 207, 3),
+    "sheet_curve": (301, 207, 3),
+    "lidar": (301, 207, 3),
     "translated": (101, 101, 7),
     "gaussian_1d": (301, 207, 1),
     "two_points": (2, 2, 3),
@@ -79,6 +81,14 @@ def test_data_depend_on_the_seed_and_not_on_eps(name: str) -> None:
         ("disjoint_masses", (2, 2, 1), {"p": 0.1}, "p and q must satisfy"),
         ("disjoint_masses", (2, 2, 1), {"length": 1.0}, "length must be at least"),
         ("single_point", (2, 3, 1), {}, "n or m must be 1"),
+        ("heterogeneous", (5, 5, 3), {"mass": 0.0}, "mass must be strictly between 0 and 1"),
+        ("heterogeneous", (5, 5, 3), {"volume": 1.0}, "volume must be strictly between 0 and 1"),
+        ("lognormal_weights", (5, 5, 3), {"sigma": -1.0}, "sigma must not be negative"),
+        ("sheet_curve", (5, 5, 2), {}, "d must be 3"),
+        ("sheet_curve", (5, 5, 3), {"tube": -0.1}, "tube must not be negative"),
+        ("lidar", (5, 5, 2), {}, "d must be 3"),
+        ("lidar", (5, 5, 3), {"balls": -1}, "balls and noise must not be negative"),
+        ("lidar", (5, 5, 3), {"radius": 0.5}, "radius must be above 0 and at most 0.15"),
     ],
 )
 def test_what_a_family_cannot_have_is_named(name: str, size: Any, more: dict[str, Any], names: str) -> None:
