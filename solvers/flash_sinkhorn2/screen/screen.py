@@ -1,0 +1,28 @@
+"""The screen: tile pairs by distance and mass, so that what each row and column leaves out is bounded."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..geometry import TiledCloud
+from .mask import Mask, within_budget
+from .planes import levels
+from .walk import walk
+
+
+def screen(x: TiledCloud, y: TiledCloud, u: Tensor, v: Tensor, k: float, *, budget: float, chunk: int = 2**22) -> Mask:
+    """The tile pairs without which no row or column sum of 2^t_ij loses more than `budget`, at potentials u [N], v [M].
+
+    u and v are in base 2 and finite where there is weight, k = cost_scale log2(e) / eps; t_ij = u_i + v_j +
+    log2(b_j) - k |x_i - y_j|^2 for rows, with log2(a_i) for columns. Sums are one at the solution: for potentials whose
+    sums are far below one the budget means nothing, so take a half-step first. `chunk`: node pairs looked at at a time.
+
+    Raises ValueError if k or budget is not positive and finite.
+    """
+    for name, value in (("k", k), ("budget", budget)):
+        if not 0 < value < float("inf"):
+            raise ValueError(f"{name} is {value}: give a positive finite number")
+    x_levels, y_levels = levels(x, u), levels(y, v)
+    pairs = walk(x_levels, y_levels, k, threshold=budget / 2, chunk=chunk)
+    rows, cols, most = pairs.rows.long(), pairs.cols.long(), pairs.exponent.exp2()
+    return within_budget(rows, cols, most * y.mass[cols], most * x.mass[rows], pairs.row_bound, pairs.col_bound, budget)

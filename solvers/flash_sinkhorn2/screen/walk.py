@@ -1,0 +1,74 @@
+"""Both trees walked at once: pairs of nodes that hold too little are left out, the others are split down to tiles."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .bounds import largest_exponents
+from .planes import Level
+
+
+@dataclass(eq=False)
+class TilePairs:
+    """Tile pairs that a walk kept, in no order: rows, cols [K] int32, the bound of their exponents [K] float64; and
+    bounds of the sums left out, of any row of each tile of x and any column of each tile of y."""
+
+    rows: Tensor
+    cols: Tensor
+    exponent: Tensor
+    row_bound: Tensor
+    col_bound: Tensor
+
+
+def walk(x: list[Level], y: list[Level], k: float, *, threshold: float, chunk: int) -> TilePairs:
+    """All tile pairs but those of node pairs whose 2^exponent is nowhere above `threshold`.
+
+    At most some 4 `chunk` pairs a level are in memory, besides the result.
+    """
+    row_skipped = [torch.zeros_like(level.mass) for level in x]
+    col_skipped = [torch.zeros_like(level.mass) for level in y]
+    last = max(len(x), len(y)) - 1
+    root = torch.zeros(1, dtype=torch.int64, device=x[0].mass.device)
+    stack, kept = [(0, root, root)], []
+    while stack:
+        depth, i, j = stack.pop()
+        # the shallower tree waits at its tiles, which are their own children
+        at_x, at_y = min(depth, len(x) - 1), min(depth, len(y) - 1)
+        exponent = largest_exponents(x[at_x], y[at_y], i, j, k)
+        near = exponent > math.log2(threshold)
+        far = ~near
+        most = exponent[far].exp2()
+        row_skipped[at_x].index_add_(0, i[far], most * y[at_y].mass[j[far]])
+        col_skipped[at_y].index_add_(0, j[far], most * x[at_x].mass[i[far]])
+        i, j = i[near], j[near]
+        if depth == last:
+            kept.append((i.int(), j.int(), exponent[near]))
+        elif len(i):
+            i, j = _children(x[at_x], y[at_y], i, j)
+            stack += [(depth + 1, *part) for part in zip(i.split(chunk), j.split(chunk), strict=True)][::-1]
+    rows, cols, exponents = (
+        (torch.cat(parts) for parts in zip(*kept, strict=True))
+        if kept
+        else (root[:0].int(), root[:0].int(), row_skipped[0][:0])
+    )
+    return TilePairs(rows, cols, exponents, _of_tiles(row_skipped, x), _of_tiles(col_skipped, y))
+
+
+def _children(x: Level, y: Level, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
+    """The pairs of children of node pairs (i, j)."""
+    two = torch.arange(2, device=i.device)
+    rows, cols = x.children[i, None, None] + two[:, None], y.children[j, None, None] + two
+    real = (rows < x.children[i + 1, None, None]) & (cols < y.children[j + 1, None, None])
+    return rows.expand_as(real)[real], cols.expand_as(real)[real]
+
+
+def _of_tiles(skipped: list[Tensor], levels: list[Level]) -> Tensor:
+    """What was skipped at each node, summed over the ancestors of each tile."""
+    total = skipped[0]
+    for parent, own in zip(levels[:-1], skipped[1:], strict=True):
+        total = total.repeat_interleave(parent.children.diff()) + own
+    return total
