@@ -50,6 +50,7 @@ _SOLVERS = {
     "flash_sinkhorn_pypi_fp32": SolverStyle("flash-sinkhorn PyPI, FP32", "#0072B2", "s"),
     "flash_sinkhorn_pypi_tf32": SolverStyle("flash-sinkhorn PyPI, TF32", "#56B4E9", "s", "--"),
     "flash_sinkhorn_pypi_symmetric_tf32": SolverStyle("flash-sinkhorn PyPI symmetric, TF32", "#332288", "s", ":"),
+    "flash_sinkhorn_pypi_multiscale": SolverStyle("flash-sinkhorn PyPI multiscale, TF32", "#88CCEE", "D", "--"),
     "keops": SolverStyle("KeOps", "#009E73", "^"),
     "tensorized": SolverStyle("tensorized", "#000000", "v"),
     "ott_jax_dense": SolverStyle("OTT-JAX dense", "#CC79A7", "P"),

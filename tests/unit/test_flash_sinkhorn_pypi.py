@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from fsbench.api import Problem, Spec, Task
+from fsbench.api import FixedIterations, Problem, Spec, Task, ToResidual, Unsupported
 
 flash_sinkhorn = pytest.importorskip("flash_sinkhorn")
 
@@ -82,8 +86,84 @@ def test_a_divergence_has_the_potentials_of_its_three_problems(monkeypatch):
 
 @pytest.mark.parametrize("task", list(Task))
 def test_it_takes_cuda_only_whatever_the_task(task):
-    from fsbench.api import ToResidual, Unsupported
-
     solver = adapter.FlashSinkhornPypi(allow_tf32=False)
     with pytest.raises(Unsupported, match="CUDA"):
         solver.supports(Spec(3, 2, 2, EPS, 1.0, "float32", "cpu", task), ToResidual(1e-3))
+
+
+class _MultiscaleLoss:
+    """Stands for the package's loss where there is no GPU: keeps its settings, returns known potentials."""
+
+    made: list[dict] = []  # noqa: RUF012 - one list a test, reset by it
+
+    def __init__(self, loss, **settings):
+        self.made.append(settings)
+        self.last_multiscale_info = None
+
+    def __call__(self, a, x, b, y):
+        warnings.warn("the sampled check did not confirm tol", RuntimeWarning, stacklevel=2)
+        accepted = self.made[-1]["tol"] > 1e-3
+        self.last_multiscale_info = SimpleNamespace(accepted=accepted, fine_updates=7)
+        return x.sum(1), y.sum(1)
+
+
+@pytest.fixture
+def multiscale(monkeypatch):
+    from solvers.adapters import flash_sinkhorn_pypi_multiscale as module
+
+    monkeypatch.setattr(module, "SamplesLoss", _MultiscaleLoss)
+    monkeypatch.setattr(_MultiscaleLoss, "made", [])
+    return module.FlashSinkhornPypiMultiscale()
+
+
+@pytest.mark.parametrize("cost_scale", [1.0, 0.5])
+def test_multiscale_is_asked_for_the_budgets_residual_at_its_blur(multiscale, cost_scale):
+    x, y, a, b = torch.randn(3, 3), torch.randn(2, 3), torch.full((3,), 1 / 3), torch.full((2,), 0.5)
+    problem = Problem(x, y, a, b, Spec(3, 2, 3, EPS, cost_scale, "float32", "cpu"))
+    for tol in (5e-3, 1e-4):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            solution = multiscale.solve(problem, ToResidual(tol))
+        settings = _MultiscaleLoss.made[-1]
+        assert settings["backend"] == "multiscale" and settings["potentials"] and not settings["debias"]
+        assert settings["tol"] == tol and settings["blur"] ** 2 == pytest.approx(EPS / cost_scale)
+        torch.testing.assert_close(solution.f, cost_scale * x.sum(1))
+        torch.testing.assert_close(solution.g, cost_scale * y.sum(1))
+        assert (solution.n_iterations, solution.n_passes, solution.converged) == (7, None, tol == 5e-3)
+
+
+def test_multiscale_settings_are_the_packages_own():
+    """A loss of the package itself takes them: its constructor refuses what the backend does not use."""
+    loss = flash_sinkhorn.SamplesLoss(
+        "sinkhorn", blur=0.1, backend="multiscale", tol=5e-3, debias=False, potentials=True
+    )
+    assert loss.tol == 5e-3 and loss.cost_scale == 1.0 and loss.last_multiscale_info is None
+
+
+def test_multiscale_prepares_on_clouds_of_the_right_spacing(multiscale, monkeypatch):
+    """Four spacings to the blur, whatever the unit of length."""
+    seen = []
+    monkeypatch.setattr(multiscale, "solve", lambda problem, budget: seen.append(problem))
+    for eps in (1e-4, 100.0):
+        multiscale.prepare(Spec(1000, 500, 3, eps, 1.0, "float32", "cpu"), ToResidual(5e-3))
+        side = float(seen[-1].x.max() - seen[-1].x.min())
+        assert seen[-1].x.shape == (1000, 3) and seen[-1].y.shape == (500, 3)
+        assert side / 10 == pytest.approx(eps**0.5 / 4, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("change", "budget", "reason"),
+    [
+        ({"device": "cpu"}, ToResidual(1e-2), "CUDA"),
+        ({"dtype": "float64"}, ToResidual(1e-2), "float32"),
+        ({"d": 2}, ToResidual(1e-2), "d=3"),
+        ({"task": Task.FORWARD_BACKWARD}, ToResidual(1e-2), "without gradients"),
+        ({}, FixedIterations(10), "cannot be fixed"),
+        ({}, ToResidual(2.0), "at most 1"),
+    ],
+)
+def test_multiscale_says_what_it_cannot_do(multiscale, change, budget, reason):
+    spec = Spec(3, 2, 3, EPS, 1.0, "float32", "cuda")
+    multiscale.supports(spec, ToResidual(1e-2))
+    with pytest.raises(Unsupported, match=reason):
+        multiscale.supports(replace(spec, **change), budget)
