@@ -8,7 +8,19 @@ import pytest
 import yaml
 from record_factory import CPU, GPU, record
 
-from experiments import common, forward, general, hvp, lowepsilon, memory, quickstart, table2, table3, time_to_residual
+from experiments import (
+    common,
+    forward,
+    general,
+    hvp,
+    lowepsilon,
+    memory,
+    quickstart,
+    residuals,
+    table2,
+    table3,
+    time_to_residual,
+)
 from fsbench.records import Status
 from fsbench.report.load import join
 
@@ -23,6 +35,7 @@ REPORTS = [
     lowepsilon.report,
     hvp.report,
     forward.report,
+    residuals.report,
 ]
 ONLY_OK = {"mode": "to_residual", "tol": 1e-2}
 COUNTERS = {
