@@ -68,8 +68,8 @@ def _reached(df: pd.DataFrame, device: str) -> Table:
         words.append(list(ends.index))
     published = ", ".join(f"{name} {count}" for name, count in PUBLISHED_COUNTS.items())
     notes = [
-        "Blur: sqrt(eps) in mean spacings n^(-1/d) of the unit box. Reached: in time, by the harness's residual over all"
-        " pairs of the points as given.",
+        "Blur: sqrt(eps) in mean spacings n^(-1/d) of the unit box. Reached: in time, by the harness's residual over"
+        " all pairs of the points as given.",
         "By its own word: problems that the solver itself calls solved, however late: a solver that rounds the points"
         " means the rounded ones; some sample the marginals. A dash: it does not say.",
         f"{PUBLISHED}, on 32 problems that are not public: {published}.",

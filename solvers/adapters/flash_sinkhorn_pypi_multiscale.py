@@ -1,4 +1,4 @@
-"""The published flash-sinkhorn package (0.4.1), backend "multiscale": coarse cells, then block-sparse updates; d = 3."""
+"""The published flash-sinkhorn package (0.4.1), backend "multiscale": coarse cells, block-sparse updates; d = 3."""
 
 from __future__ import annotations
 
