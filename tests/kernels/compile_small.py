@@ -15,7 +15,7 @@ from solvers.flash_sinkhorn.iteration.triton_mixing import POINTS, mix_kernel, r
 from solvers.flash_sinkhorn.sweeps.kernels import prepare_kernel, rescale_kernel, settle_kernel
 
 INTEGERS = {"n", "m", "n_padded", "n_splits", "blocks_x", "stride_point", "stride_stored"}
-INTEGERS |= {"x_stride", "y_stride"}
+INTEGERS |= {"x_stride", "y_stride", "x_stride_problem", "y_stride_problem"}
 FLOATS = {"scale", "ratio", "relaxation", "undamped", "inverse_unit", "x_eps_over_rho", "y_eps_over_rho"}
 POINTERS = {"arrivals": "*i32"} | dict.fromkeys(("points", "row_bias", "col_bias", "partial_log2_sums"), "*fp32")
 POINTERS |= dict.fromkeys(("x", "y"), "*fp32")

@@ -21,14 +21,20 @@ def run(n, d, dtype):
         weight[n // 2], points[n // 2] = 0.0, 1e6  # no weight: must not stretch the range
     wrong_points, wrong_weight = points.clone(), weight.clone()
     wrong_points[0, -1], wrong_points[-1, 0], wrong_weight[-1] = math.nan, -math.inf, math.inf
-    (got, wrong), (got_sum, _) = summarise(points, weight, wrong_points, wrong_weight)
+    other = torch.rand(2, 40, d, generator=generator, dtype=dtype)  # the opposite clouds of a batch of two
+    beside = torch.rand(2, 40, generator=generator, dtype=torch.float64)
+    pair, weights = torch.stack([points, wrong_points]), torch.stack([weight, wrong_weight])
+    numbers, sums = summarise(pair, weights, other, beside)
+    (got, wrong), got_sum = numbers[:, 0], sums[0, 0]
+    want_other = [_summarise(*each)[0] for each in zip(other, beside, strict=True)]
     want, want_sum = _summarise(points, weight)
     some = slice(n // 2 + 1)
-    (_, fewer), _ = summarise(points, weight, points[some], weight[some])
+    ((_, fewer),), _ = summarise(points[None], weight[None], points[None, some], weight[None, some])
     want_fewer, _ = _summarise(points[some], weight[some])
     expected = (~torch.isfinite(wrong_points)).sum()
     return {
         "summary": ((got - want).abs() / want.abs().clamp(min=1.0)).max().item(),
+        "other": (numbers[:, 1] - torch.stack(want_other)).abs().max().item(),
         "fewer": ((fewer - want_fewer).abs() / want_fewer.abs().clamp(min=1.0)).max().item(),
         "sum": ((got_sum - want_sum).abs() / points.double().abs().T.mv(weight)).max().item(),
         "counts": wrong[:2].tolist() == [expected.item(), 1.0],

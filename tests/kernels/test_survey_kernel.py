@@ -20,6 +20,7 @@ def test_agrees_with_torch_under_the_interpreter():
         assert found["counts"], case
         assert found["summary"] < 1e-12, case
         assert found["fewer"] < 1e-12, case
+        assert found["other"] < 1e-12, case
         assert found["sum"] < (1e-12 if "64" in case else 1e-6), case  # torch sums float32 points in float32
 
 

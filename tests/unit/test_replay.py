@@ -23,7 +23,7 @@ def problem(n, m, d, seed, size=1.0):
 def launched(monkeypatch, function, *clouds, **options):
     """Without recordings."""
     with monkeypatch.context() as patch:
-        patch.setattr(replay, "_are_small", lambda *tensors: False)
+        patch.setattr(replay, "_small_together", lambda *tensors: 0)
         return function(*clouds, **options)
 
 
@@ -35,6 +35,101 @@ def nothing_recorded():
 def test_clouds_on_the_cpu_are_never_recorded():
     solve(torch.randn(5, 2), torch.randn(4, 2), eps=1.0, n_iterations=2)
     assert not replay._recordings
+
+
+def test_as_many_problems_as_are_small_are_one_recording(monkeypatch):
+    """Pieces of equal size, so that one recording serves all but perhaps the last."""
+    pieces = []
+
+    def recorded(kind, numbers, compute, tensors):
+        pieces.append(numbers)
+        return replay._one_by_one(compute, numbers, tensors)
+
+    monkeypatch.setattr(replay, "_replayed", recorded)
+    x, y = torch.arange(10.0)[:, None], torch.arange(10.0)[:, None, None]
+    for at_once, sizes in ((10, [10]), (128, [10]), (6, [5, 5]), (4, [4, 4, 2]), (1, [1] * 10), (0, [])):
+        pieces.clear()
+        monkeypatch.setattr(replay, "_small_together", lambda *tensors, at_once=at_once: at_once)
+        numbers = range(10)
+        total, square = replay.replayed("kind", numbers, lambda k, x, y: (k + x + y, x * x), x, y)
+        assert [len(piece) for piece in pieces] == sizes and sum(pieces, ()) == tuple(numbers)[: sum(sizes)]
+        assert torch.equal(total, 3 * y) and torch.equal(square, x * x)
+
+
+@pytest.mark.parametrize(
+    ("size", "at_once"), [(10, 128), (1 << 12, 64), (1 << 15, 1), ((1 << 15) + 1, 0), (1 << 11, 128)]
+)
+def test_how_many_problems_are_small_together(size, at_once):
+    class Points:
+        device = torch.device("cuda")
+        shape = (200, size, 1)
+        nbytes = 200 * size * 4
+
+        def __len__(self):
+            return 200
+
+    assert replay._small_together(Points(), Points()) == at_once
+    Points.nbytes = 200 * (replay.LARGEST_BYTES // 6)  # of either cloud
+    assert replay._small_together(Points(), Points()) == min(at_once, 3)
+
+
+class Stream:
+    """That only tells what waits for what, and where work is done."""
+
+    def __init__(self, name, log):
+        self.name, self.log = name, log
+
+    def wait_stream(self, other):
+        self.log.append(f"{self.name} waits for {other.name}")
+
+    def __enter__(self):
+        self.log.append(f"on {self.name}")
+
+    def __exit__(self, *error):
+        pass
+
+
+def test_branches_fork_from_the_recording_stream_and_join_it(monkeypatch):
+    log = []
+    main, *branches = (Stream(name, log) for name in ("main", "one", "two", "three"))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    monkeypatch.setattr(replay, "_stacked", lambda found: log.append("stack") or found)
+    forks = ["one waits for main", "two waits for main", "three waits for main"]
+    joins = ["main waits for one", "main waits for two", "main waits for three", "stack"]
+    replay._side_by_side(lambda k, x: log.append(k), range(5), (torch.zeros(5),), main, branches)
+    assert log == [*forks, "on one", 0, "on two", 1, "on three", 2, "on one", 3, "on two", 4, *joins]
+    log.clear()
+    replay._side_by_side(lambda k, x: log.append(k), range(1), (torch.zeros(1),), main, branches)
+    assert log == ["one waits for main", "on one", 0, "main waits for one", "stack"]
+
+
+def test_the_second_call_of_a_kind_is_recorded_and_kinds_differ_by_every_number(monkeypatch):
+    log = []
+
+    class Recording:
+        def __init__(self, compute, numbers, tensors):
+            log.append("record")
+            self.compute, self.numbers = compute, numbers
+            self.first = replay._one_by_one(compute, numbers, tensors)
+
+        def replay(self, tensors):
+            log.append("replay")
+            return replay._one_by_one(self.compute, self.numbers, tensors)
+
+    class Current:
+        cuda_stream = 0
+
+    monkeypatch.setattr(replay, "_Recording", Recording)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Current)
+    monkeypatch.setattr(replay, "_small_together", lambda *tensors: 128)
+    x = torch.ones(3, 2)
+    for kind, numbers, expected in (
+        ("a", (1, 2, 3), []), ("a", (1, 2, 3), ["record"]), ("a", (1, 2, 4), []), ("a", (1, 2, 3), ["replay"]),
+        ("b", (1, 2, 3), []), ("a", (1, 2, 4), ["record"]), ("a", (1, 2, 4), ["replay"]),
+    ):  # fmt: skip
+        log.clear()
+        (got,) = replay.replayed(kind, numbers, lambda k, x: (k * x,), x)
+        assert log == expected and torch.equal(got, torch.tensor(numbers)[:, None] * x)
 
 
 @gpu

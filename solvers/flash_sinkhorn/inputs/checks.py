@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from .survey import survey
+from .survey import Summary, survey
 
 LARGEST_EXPONENT = 1e34  # cost / eps in float32, with room for the sums and products that form it
 FAR = 1e3  # spans: a point without weight is moved no further than this from the others
@@ -56,6 +56,29 @@ def checked_inputs(
     balanced: bool = True,
 ) -> Inputs:
     """All checks of `solve`; balanced: both marginals are. Reads back from the device once."""
+    check_points(x, y)
+    a, b = checked_weights("a", a, x), checked_weights("b", b, y)
+    dtype = torch.float64 if torch.float64 in (x.dtype, y.dtype) else torch.float32
+    x, y = x.detach().to(dtype).contiguous(), y.detach().to(dtype).contiguous()
+    found_x, found_y = survey(x, a, y, b)
+    of_x, of_y = found_x.summary, found_y.summary
+    check_values(of_x, of_y, d=x.shape[1], eps=eps, cost_scale=cost_scale, balanced=balanced)
+    mass_x, mass_y, mass = of_x.mass, of_y.mass, 1.0
+    if balanced:
+        mass = (mass_x + mass_y) / 2
+        a, b, mass_x, mass_y = a / mass_x, b / mass_y, 1.0, 1.0
+    low, high = span(of_x, of_y)
+    if of_x.least_weight == 0 or of_y.least_weight == 0:  # far points without weight must not overflow
+        least, most = reach(low, high)
+        x, y = x.clamp(least, most), y.clamp(least, most)
+    # By mass: points without any must not matter.
+    centre = torch.add(found_x.weighted_sum * (0.5 / of_x.mass), found_y.weighted_sum, alpha=0.5 / of_y.mass)
+    centre = centre.to(dtype).double()  # so that points of that type move there without a digit lost
+    return Inputs(x, y, a, b, centre, unit(high - low), mass, mass_x, mass_y)
+
+
+def check_points(x: torch.Tensor, y: torch.Tensor) -> None:
+    """Kind, shape and device. ValueError unless x [n, d] and y [m, d] are clouds."""
     for name, points in (("x", x), ("y", y)):
         if not isinstance(points, torch.Tensor) or not points.is_floating_point() or points.layout != torch.strided:
             raise ValueError(f"{name} must be a dense floating-point torch tensor, got {kind_of(points)}")
@@ -65,11 +88,10 @@ def checked_inputs(
         raise ValueError(f"x and y must have the same d, got {x.shape[1]} and {y.shape[1]}")
     if x.device != y.device:
         raise ValueError(f"y must be on the device of x, got {y.device} and {x.device}")
-    a, b = _weights("a", a, x), _weights("b", b, y)
-    dtype = torch.float64 if torch.float64 in (x.dtype, y.dtype) else torch.float32
-    x, y = x.detach().to(dtype).contiguous(), y.detach().to(dtype).contiguous()
-    found_x, found_y = survey(x, a, y, b)
-    of_x, of_y = found_x.summary, found_y.summary
+
+
+def check_values(of_x: Summary, of_y: Summary, *, d: int, eps: float, cost_scale: float, balanced: bool) -> None:
+    """ValueError unless eps suits the clouds, in R^d, and they are finite and weighted, equally where balanced."""
     bad_counts = (("x", of_x.bad_coordinates), ("y", of_y.bad_coordinates), ("a", of_x.bad_weights),
                   ("b", of_y.bad_weights))  # fmt: skip
     for name, count in bad_counts:
@@ -81,27 +103,31 @@ def checked_inputs(
             raise ValueError(f"{name} has negative weights (least {least:g}): weights must be non-negative")
         if summary.mass == 0:
             raise ValueError(f"{name} sums to zero: at least one weight must be positive")
-    mass_x, mass_y, mass = of_x.mass, of_y.mass, 1.0
-    if balanced:
-        if abs(mass_x - mass_y) > MASS_TOLERANCE * max(mass_x, mass_y):
-            raise ValueError(
-                f"a and b must have the same mass, got {mass_x:g} and {mass_y:g}: normalise them first (in "
-                "float32 or float64), or relax the marginals (rho, reach)"
-            )
-        mass = (mass_x + mass_y) / 2
-        a, b, mass_x, mass_y = a / mass_x, b / mass_y, 1.0, 1.0
-    low, high = min(of_x.low, of_y.low), max(of_x.high, of_y.high)
-    span = high - low
-    if cost_scale * x.shape[1] * span * span / eps > LARGEST_EXPONENT or eps < 1.0 / LARGEST_EXPONENT:
-        raise ValueError(f"eps = {eps:g} is too small for clouds of span {span:g}: cost / eps exceeds float32's range")
-    if of_x.least_weight == 0 or of_y.least_weight == 0:  # far points without weight must not overflow
-        reach = FAR * (span or 1.0)  # those with weight stay where they are
-        x, y = x.clamp(low - reach, high + reach), y.clamp(low - reach, high + reach)
-    # By mass: points without any must not matter.
-    centre = torch.add(found_x.weighted_sum * (0.5 / of_x.mass), found_y.weighted_sum, alpha=0.5 / of_y.mass)
-    centre = centre.to(dtype).double()  # so that points of that type move there without a digit lost
-    unit = 2.0 ** math.ceil(math.log2(span)) / LARGEST_IN_UNITS if span > 0 else 1.0
-    return Inputs(x, y, a, b, centre, unit, mass, mass_x, mass_y)
+    if balanced and abs(of_x.mass - of_y.mass) > MASS_TOLERANCE * max(of_x.mass, of_y.mass):
+        raise ValueError(
+            f"a and b must have the same mass, got {of_x.mass:g} and {of_y.mass:g}: normalise them first (in "
+            "float32 or float64), or relax the marginals (rho, reach)"
+        )
+    low, high = span(of_x, of_y)
+    width = high - low
+    if cost_scale * d * width * width / eps > LARGEST_EXPONENT or eps < 1.0 / LARGEST_EXPONENT:
+        raise ValueError(f"eps = {eps:g} is too small for clouds of span {width:g}: cost / eps exceeds float32's range")
+
+
+def span(of_x: Summary, of_y: Summary) -> tuple[float, float]:
+    """Least and largest coordinate of the points with weight of both clouds."""
+    return min(of_x.low, of_y.low), max(of_x.high, of_y.high)
+
+
+def reach(low: float, high: float) -> tuple[float, float]:
+    """Where points without weight are moved to from beyond, for clouds from low to high: those with weight stay."""
+    far = FAR * ((high - low) or 1.0)
+    return low - far, high + far
+
+
+def unit(width: float) -> float:
+    """`Inputs.unit` of clouds of that span."""
+    return 2.0 ** math.ceil(math.log2(width)) / LARGEST_IN_UNITS if width > 0 else 1.0
 
 
 def positive(name: str, value: Any) -> float:
@@ -133,7 +159,8 @@ def whole(name: str, value: Any) -> int:
     return int(value)
 
 
-def _weights(name: str, weight: torch.Tensor | None, points: torch.Tensor) -> torch.Tensor:
+def checked_weights(name: str, weight: torch.Tensor | None, points: torch.Tensor) -> torch.Tensor:
+    """float64 [points], uniform if None."""
     if weight is None:
         return torch.full((points.shape[0],), 1.0 / points.shape[0], dtype=torch.float64, device=points.device)
     if not isinstance(weight, torch.Tensor) or not weight.is_floating_point():

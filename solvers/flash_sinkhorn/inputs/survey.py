@@ -30,14 +30,25 @@ class Survey:
 
 def survey(x: torch.Tensor, a: torch.Tensor, y: torch.Tensor, b: torch.Tensor) -> tuple[Survey, Survey]:
     """x [n, d], y [m, d] float32 or float64; a [n], b [m] float64; all on one device."""
+    ((of_x, of_y),), sums = survey_batch(x[None], a[None], y[None], b[None])
+    return Survey(of_x, sums[0, 0]), Survey(of_y, sums[0, 1])
+
+
+def survey_batch(
+    x: torch.Tensor, a: torch.Tensor, y: torch.Tensor, b: torch.Tensor
+) -> tuple[list[tuple[Summary, Summary]], torch.Tensor]:
+    """Of B problems, [B, ...] each: both clouds' summaries, and their weighted sums [B, 2, d]."""
     if x.device.type == "cpu":
-        numbers, sums = (torch.stack(of_both) for of_both in zip(_summarise(x, a), _summarise(y, b), strict=True))
+        found = [
+            [torch.stack(of_both) for of_both in zip(_summarise(*of_x), _summarise(*of_y), strict=True)]
+            for of_x, of_y in zip(zip(x, a, strict=True), zip(y, b, strict=True), strict=True)
+        ]
+        numbers, sums = (torch.stack(of_all) for of_all in zip(*found, strict=True))
     else:
         from .triton_survey import summarise  # Triton is there only where a GPU is
 
         numbers, sums = summarise(x, a, y, b)
-    of_x, of_y = numbers.tolist()
-    return Survey(Summary(*of_x), sums[0]), Survey(Summary(*of_y), sums[1])
+    return [(Summary(*of_x), Summary(*of_y)) for of_x, of_y in numbers.tolist()], sums
 
 
 def _summarise(points: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""The survey of two clouds on a GPU: one launch."""
+"""The survey of two clouds, or of a batch of pairs, on a GPU: one launch."""
 
 from __future__ import annotations
 
@@ -14,25 +14,24 @@ NUMBERS = tl.constexpr(6)  # of `survey.Summary`, in its order
 
 
 def summarise(x: torch.Tensor, a: torch.Tensor, y: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of x with weights a and of y with weights b: their `survey.Summary` [2, 6], weighted sums [2, d]; float64."""
-    d = x.shape[1]
-    programs = min(-(-max(len(x), len(y)) // ROWS), LARGEST_PROGRAMS)
-    numbers, sums, partial = (
-        x.new_empty(shape, dtype=torch.float64)
-        for shape in ((2, NUMBERS.value), (2, d), (2, programs, NUMBERS.value + d))
-    )
+    """Of x [B, n, d] with weights a [B, n] and of y [B, m, d] with weights b [B, m], weights contiguous: their
+    `survey.Summary` [B, 2, 6], weighted sums [B, 2, d]; float64."""
+    count, n, d = x.shape
+    m = y.shape[1]
+    programs = min(-(-max(n, m) // ROWS), LARGEST_PROGRAMS)
+    width = NUMBERS.value + d
+    found, partial = (x.new_empty(*shape, width, dtype=torch.float64) for shape in ((count, 2), (count, 2, programs)))
     launch(
-        survey_kernel, (programs, 2, 1),
-        (x, *x.stride(), a, len(x), y, *y.stride(), b, len(y), numbers, sums, partial,
-         x.new_zeros(2, dtype=torch.int32)),
+        survey_kernel, (count, programs, 2),
+        (x, *x.stride(), a, n, y, *y.stride(), b, m, found, partial, x.new_zeros(2 * count, dtype=torch.int32)),
         {"D": d, "BM": ROWS, "BD": min(COORDINATES, triton.next_power_of_2(d))},
     )  # fmt: skip
-    return numbers, sums
+    return found[..., : NUMBERS.value], found[..., NUMBERS.value :]
 
 
 @triton.jit
-def _reduce(numbers, sums, partial, n_programs, D: tl.constexpr, BD: tl.constexpr, BK: tl.constexpr):
-    """numbers [6] and sums [D] from partial [n_programs, 6 + D], in a fixed order."""
+def _reduce(found, partial, n_programs, D: tl.constexpr, BD: tl.constexpr, BK: tl.constexpr):
+    """The summary and weighted sum [6 + D] from partial [n_programs, 6 + D], in a fixed order."""
     WIDTH: tl.constexpr = NUMBERS + D
     bad_coordinates = tl.zeros([BK], tl.float64)
     bad_weights = tl.zeros([BK], tl.float64)
@@ -50,12 +49,12 @@ def _reduce(numbers, sums, partial, n_programs, D: tl.constexpr, BD: tl.constexp
         high = tl.maximum(high, tl.load(source + 3, inside, other=float("-inf"), cache_modifier=".cg"))
         least = tl.minimum(least, tl.load(source + 4, inside, other=float("inf"), cache_modifier=".cg"))
         mass += tl.load(source + 5, inside, other=0.0, cache_modifier=".cg")
-    tl.store(numbers, tl.sum(bad_coordinates, 0))
-    tl.store(numbers + 1, tl.sum(bad_weights, 0))
-    tl.store(numbers + 2, tl.min(low, 0))
-    tl.store(numbers + 3, tl.max(high, 0))
-    tl.store(numbers + 4, tl.min(least, 0))
-    tl.store(numbers + 5, tl.sum(mass, 0))
+    tl.store(found, tl.sum(bad_coordinates, 0))
+    tl.store(found + 1, tl.sum(bad_weights, 0))
+    tl.store(found + 2, tl.min(low, 0))
+    tl.store(found + 3, tl.max(high, 0))
+    tl.store(found + 4, tl.min(least, 0))
+    tl.store(found + 5, tl.sum(mass, 0))
     for d_start in range(0, D, BD):
         dim = d_start + tl.arange(0, BD)
         total = tl.zeros([BD], tl.float64)
@@ -64,23 +63,25 @@ def _reduce(numbers, sums, partial, n_programs, D: tl.constexpr, BD: tl.constexp
             source = partial + k[:, None] * WIDTH + NUMBERS + dim[None, :]
             mask = (k < n_programs)[:, None] & (dim < D)[None, :]
             total += tl.sum(tl.load(source, mask, other=0.0, cache_modifier=".cg"), 0)
-        tl.store(sums + dim, total, dim < D)
+        tl.store(found + NUMBERS + dim, total, dim < D)
 
 
 @triton.jit
 def _survey_cloud(
-    points, stride_point, stride_coordinate, weight, n, numbers, sums, partial, arrivals,
+    points, stride_point, stride_coordinate, weight, n, found, partial, arrivals,
     D: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Program k surveys blocks k, k + programs, ... of BM points into partial[k]; the last to arrive reduces that."""
-    program, n_programs = tl.program_id(0), tl.num_programs(0)
+    """Program k of a cloud surveys blocks k, k + programs, ... of BM points into its row of partial; the last of the
+    cloud to arrive reduces them."""
+    program, n_programs = tl.program_id(1), tl.num_programs(1)
     bad_coordinates = tl.zeros([BM], tl.float64)
     bad_weights = tl.zeros([BM], tl.float64)
     low = tl.full([BM], float("inf"), tl.float64)
     high = tl.full([BM], float("-inf"), tl.float64)
     least = tl.full([BM], float("inf"), tl.float64)
     mass = tl.zeros([BM], tl.float64)
-    own = partial + program * (NUMBERS + D)
+    cloud = 2 * tl.program_id(0) + tl.program_id(2)
+    own = partial + (cloud * n_programs + program).to(tl.int64) * (NUMBERS + D)
     for start in range(0, D, BD):
         dim = start + tl.arange(0, BD)
         total = tl.zeros([BD], tl.float64)
@@ -108,21 +109,24 @@ def _survey_cloud(
     tl.store(own + 4, tl.min(least, 0))
     tl.store(own + 5, tl.sum(mass, 0))
     tl.debug_barrier()
-    if tl.atomic_add(arrivals, 1, sem="acq_rel") == n_programs - 1:
-        _reduce(numbers, sums, partial, n_programs, D, BD, 32)
+    if tl.atomic_add(arrivals + cloud, 1, sem="acq_rel") == n_programs - 1:
+        partial += (cloud * n_programs).to(tl.int64) * (NUMBERS + D)
+        _reduce(found + cloud * (NUMBERS + D), partial, n_programs, D, BD, 32)
 
 
-@triton.jit(do_not_specialize=["n", "m"])
+@triton.jit(do_not_specialize=["x_stride_problem", "n", "y_stride_problem", "m"])
 def survey_kernel(
-    x, x_stride, x_stride_coordinate, a, n, y, y_stride, y_stride_coordinate, b, m, numbers, sums, partial, arrivals,
-    D: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr,
+    x, x_stride_problem, x_stride, x_stride_coordinate, a, n, y, y_stride_problem, y_stride, y_stride_coordinate, b, m,
+    found, partial, arrivals, D: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Programs (k, 0) survey x, programs (k, 1) y. numbers [2, 6], sums [2, D], partial [2, programs, 6 + D]: float64;
-    arrivals: int32 [2], zeros."""
-    if tl.program_id(1) == 0:
-        _survey_cloud(x, x_stride, x_stride_coordinate, a, n, numbers, sums, partial, arrivals, D, BM, BD)
+    """Programs (p, k, 0) survey x of problem p, programs (p, k, 1) y. found [B, 2, 6 + D], partial [B, 2, programs,
+    6 + D]: float64; arrivals: int32 [B, 2], zeros."""
+    problem = tl.program_id(0).to(tl.int64)
+    if tl.program_id(2) == 0:
+        x += problem * x_stride_problem
+        a += problem * n
+        _survey_cloud(x, x_stride, x_stride_coordinate, a, n, found, partial, arrivals, D, BM, BD)
     else:
-        partial += tl.num_programs(0) * (NUMBERS + D)
-        _survey_cloud(
-            y, y_stride, y_stride_coordinate, b, m, numbers + NUMBERS, sums + D, partial, arrivals + 1, D, BM, BD
-        )
+        y += problem * y_stride_problem
+        b += problem * m
+        _survey_cloud(y, y_stride, y_stride_coordinate, b, m, found, partial, arrivals, D, BM, BD)

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
+from ..inputs.batches import Batch, problem
 from ..inputs.checks import Inputs, checked_inputs
 from ..sweeps.blocked_sweeps import BlockedSweeps
+from ..sweeps.replay import replayed
 from ..sweeps.sweeps import Sweeps
 from ..sweeps.tiles import LOG2_E, Precision
 from .loop import Limits, looks_every
@@ -57,25 +59,48 @@ def solve_self(
     deadline = None if max_seconds is None else time.perf_counter() + max_seconds
     inputs = checked_inputs(x, x, a, a, eps=eps, cost_scale=cost_scale, balanced=rho is None)
     damping = 1.0 if rho is None else rho / (rho + eps)
-    limits = Limits(max_iterations if n_iterations is None else n_iterations, deadline)
+    if n_iterations is not None:
+        f, update = self_iterated(Batch.of(inputs), n_iterations, eps, cost_scale, rho, precision)
+        return SelfResult(f[0], update[0], None, None, n_iterations, precision)
+    assert tol is not None
+    limits = Limits(max_iterations, deadline)
     loop = _SelfLoop(_sweeps(inputs, cost_scale, precision), eps, damping, inputs.mass_x)
     loop.iterate(tol, limits)
-    if tol is not None and loop.sweeps.rounded:
+    if loop.sweeps.rounded:
         rounded, precision = loop, Precision.EXACT
         loop = _SelfLoop(_sweeps(inputs, cost_scale, precision), eps, damping, inputs.mass_x, rounded)
         loop.iterate(tol, limits)
-    cloud, shift = loop.sweeps.x, eps * math.log(inputs.mass) / 2  # the sweeps saw weights over their mass
-    used = cloud.used[: cloud.n]
-    update = used + (cloud.potential[: cloud.n] - used) / loop.relaxation
+    f, update = loop.potentials()
+    shift = eps * math.log(inputs.mass) / 2  # the sweeps saw weights over their mass
     return SelfResult(
-        f=used * (eps / LOG2_E) - shift,
-        update=update * (eps / LOG2_E) - shift,
+        f=f - shift,
+        update=update - shift,
         residual=loop.residual,
-        converged=None if tol is None else loop.converged,
+        converged=loop.converged,
         n_passes=loop.n_passes,
         precision=precision,
         stalled=loop.stalled,
     )
+
+
+def self_iterated(
+    batch: Batch, n_iterations: int, eps: float, cost_scale: float, rho: float | None, precision: Precision
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """f and update [B, n] as of `SelfResult` of each cloud with itself, after so many sweeps."""
+    damping = 1.0 if rho is None else rho / (rho + eps)
+
+    def compute(unit: float, x: torch.Tensor, *others: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        a, centre = others
+        sweeps = _sweeps(problem(unit, x, x, a, a, centre), cost_scale, precision)
+        loop = _SelfLoop(sweeps, eps, damping, 1.0)
+        for _ in range(n_iterations):
+            loop.sweep()
+        return loop.potentials()
+
+    kind = "self", n_iterations, eps, cost_scale, rho, precision
+    f, update = replayed(kind, batch.units, compute, batch.x, batch.a, batch.centre)
+    shift = eps * batch.log_mass / 2
+    return f - shift, update - shift
 
 
 STALLED = 12  # sweeps: they would divide any error but that of rounding by 3^12
@@ -85,7 +110,7 @@ class _SelfLoop:
     """Iterations of the cloud x of `sweeps` against itself, from zero or from another loop's potential."""
 
     def __init__(self, sweeps: Sweeps, eps: float, damping: float, mass: float, start: _SelfLoop | None = None):
-        self.sweeps, self.damping, self.mass = sweeps, damping, mass
+        self.sweeps, self.eps, self.damping, self.mass = sweeps, eps, damping, mass
         self.relaxation = 2.0 / (2.0 + damping)
         self.n_passes = 0
         self.residual: float | None = None
@@ -96,16 +121,28 @@ class _SelfLoop:
         sweeps.set_epsilon(eps, 1.0)
         self.look_every = looks_every(sweeps)
 
-    def iterate(self, tol: float | None, limits: Limits) -> None:
+    def sweep(self) -> None:
+        """One iteration."""
+        cloud = self.sweeps.x
+        partial = self.sweeps.sweep(cloud, cloud)
+        self.sweeps.settle(cloud, partial, relaxation=self.relaxation, damping=self.damping)
+        self.n_passes += 1
+
+    def potentials(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the last sweep started from and its full update [n], for weights over their mass."""
+        cloud, unit = self.sweeps.x, self.eps / LOG2_E
+        used = cloud.used[: cloud.n]
+        update = used + (cloud.potential[: cloud.n] - used) / self.relaxation
+        return used * unit, update * unit
+
+    def iterate(self, tol: float, limits: Limits) -> None:
         """At least once, to the limits or until the residual is met or has stopped falling: rounding allows no less."""
         cloud = self.sweeps.x
         least, least_at = math.inf, self.n_passes
         while True:
-            partial = self.sweeps.sweep(cloud, cloud)
-            self.sweeps.settle(cloud, partial, relaxation=self.relaxation, damping=self.damping)
-            self.n_passes += 1
+            self.sweep()
             last = self.n_passes >= limits.max_iterations or limits.out_of_time
-            if tol is not None and (last or self.n_passes % self.look_every == 0):
+            if last or self.n_passes % self.look_every == 0:
                 self.residual = cloud.residual.item() / self.mass
                 if self.residual < least:
                     least, least_at = self.residual, self.n_passes

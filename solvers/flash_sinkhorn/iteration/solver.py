@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from ..inputs.checks import Inputs, checked_inputs, member, positive, whole
+from ..inputs.batches import Batch, problem
+from ..inputs.checks import checked_inputs, member, positive, whole
 from ..sweeps.replay import replayed
 from ..sweeps.tiles import Precision
 from .loop import Check, Limits, Loop, Method, Updates
@@ -114,8 +115,8 @@ def solve(
     levels = [] if annealing is None else _epsilons(squared_diameter(inputs, cost_scale), eps, annealing)
     if n_iterations is not None:
         levels += [eps] * n_iterations
-        f, g = _iterated(tuple(levels), inputs, method, precision)
-        return Result(f, g, eps, cost_scale, precision, len(levels), 2.0 * len(levels), None, None, ())
+        f, g = iterated(Batch.of(inputs), tuple(levels), method, precision)
+        return Result(f[0], g[0], eps, cost_scale, precision, len(levels), 2.0 * len(levels), None, None, ())
     assert tol is not None
     loop = Loop(inputs, method, precision, started)
     for larger in levels:
@@ -137,23 +138,22 @@ def solve(
     )  # fmt: skip
 
 
-def _iterated(
-    levels: tuple[float, ...], inputs: Inputs, method: Method, precision: Precision
-) -> tuple[torch.Tensor, ...]:
-    """f [n], g [m] after one iteration from zero at each level."""
+def iterated(
+    batch: Batch, levels: tuple[float, ...], method: Method, precision: Precision
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """f [B, n], g [B, m] of each problem after one iteration from zero at each level."""
 
-    def compute(x: torch.Tensor, y: torch.Tensor, a: torch.Tensor, b: torch.Tensor, centre: torch.Tensor):
-        loop = Loop(replace(inputs, x=x, y=y, a=a, b=b, centre=centre, mass=1.0), method, precision)
+    def compute(unit: float, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        loop = Loop(problem(unit, *tensors), method, precision)
         for eps in levels:
             if eps != loop.eps:
                 loop.set_epsilon(eps)
             loop.iterate()
         return loop.potentials()
 
-    kind = "iterations", levels, method, precision, inputs.unit
-    found = replayed(kind, compute, inputs.x, inputs.y, inputs.a, inputs.b, inputs.centre)
-    shift = levels[-1] * math.log(inputs.mass) / 2  # rounding moves the mass from call to call: not of the kind
-    return tuple(potential - shift for potential in found)
+    f, g = replayed(("iterations", levels, method, precision), batch.units, compute, *batch.tensors)
+    shift = levels[-1] * batch.log_mass / 2  # rounding moves masses from call to call: they are not recorded
+    return f - shift, g - shift
 
 
 def _epsilons(start: float, eps: float, ratio: float) -> list[float]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from ..inputs.checks import positive
+from ..inputs.checks import Inputs, positive
 from ..plan.hvp import hvp
 from ..plan.operators import Plan
 from ..sweeps.tiles import Precision
@@ -37,9 +37,10 @@ class Regularisation:
     def balanced(self) -> bool:
         return self.rho_x is None and self.rho_y is None
 
-    def plan(self, *tensors: torch.Tensor) -> Plan:
-        """Of x, y, a, b, f, g."""
-        return Plan(*tensors, eps=self.eps, cost_scale=self.cost_scale, precision=self.precision)
+    def plan(self, *tensors: torch.Tensor, checked: Inputs | None = None) -> Plan:
+        """Of x, y, a, b, f, g. checked: what takes the place of the first four, which are then not looked at."""
+        options: dict[str, Any] = {"eps": self.eps, "cost_scale": self.cost_scale, "precision": self.precision}
+        return Plan(*tensors, **options) if checked is None else Plan.of_checked(checked, *tensors[4:], **options)
 
 
 def ot_value(
@@ -96,8 +97,7 @@ def promoted(
 def _weights(weight: torch.Tensor | None, points: torch.Tensor) -> torch.Tensor:
     if weight is not None:
         return weight.double()
-    n = points.shape[0]
-    return torch.full((n,), 1.0 / n, dtype=torch.float64, device=points.device)
+    return torch.full(points.shape[:-1], 1.0 / points.shape[-2], dtype=torch.float64, device=points.device)
 
 
 def pair_value(
@@ -110,10 +110,10 @@ def pair_value(
     problem: Regularisation,
 ) -> torch.Tensor:
     """`ot_value` of checked and promoted tensors."""
+    derivatives = Pair(problem)
     with torch.no_grad():
-        mass = None if problem.balanced else problem.plan(x, y, a, b, f, g).row_sums().sum()
-        value = dual_value(a, b, f, g, eps=problem.eps, rho_x=problem.rho_x, rho_y=problem.rho_y, plan_mass=mass)
-    return _attach(value, _Pair(problem), [x, y, a, b], [f, g])
+        value = derivatives.value((x, y, a, b, f, g))
+    return attach(value, derivatives, [x, y, a, b], [f, g])
 
 
 def self_value(
@@ -123,24 +123,32 @@ def self_value(
 
     The value takes no sweep, because the pair meets its column marginal; one sweep serves both sides of the gradient.
     """
-    rho = problem.rho_x
+    derivatives = SelfPair(problem)
     with torch.no_grad():
-        mass = (a * relative_marginal(update, rho)).sum()
-        value = dual_value(a, a, f, update, eps=problem.eps, rho_x=rho, rho_y=rho, plan_mass=mass)
-    return _attach(value, _Self(problem), [x, a], [update])
+        value = derivatives.value((x, a, update, f))
+    return attach(value, derivatives, [x, a], [update])
 
 
-class _Pair:
-    """First and second derivatives of OT_eps in (x, y, a, b), given (x, y, a, b, f, g)."""
+class Pair:
+    """OT_eps and its first and second derivatives in (x, y, a, b), given (x, y, a, b, f, g).
 
-    def __init__(self, problem: Regularisation):
-        self.problem = problem
+    checked: the first four of these where they are known to be sound: values and gradients then take no look at them.
+    """
+
+    def __init__(self, problem: Regularisation, checked: Inputs | None = None):
+        self.problem, self.checked = problem, checked
+
+    def value(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """float64 scalar."""
+        problem, (a, b, f, g) = self.problem, tensors[2:]
+        mass = None if problem.balanced else problem.plan(*tensors, checked=self.checked).row_sums().sum()
+        return dual_value(a, b, f, g, eps=problem.eps, rho_x=problem.rho_x, rho_y=problem.rho_y, plan_mass=mass)
 
     def gradients(self, tensors: Sequence[torch.Tensor], needed: Sequence[bool]) -> Gradients:
         """Only those needed: points' in the dtype of x and y, weights' in float64."""
         a, b, f, g = tensors[2:]
         problem = self.problem
-        plan = problem.plan(*tensors) if needed[0] or needed[1] else None
+        plan = problem.plan(*tensors, checked=self.checked) if needed[0] or needed[1] else None
         points: list[torch.Tensor | None] = []
         mean_mass = (a.sum() + b.sum()) / 2 if problem.balanced else None
         sides = (False, needed[0], a, problem.rho_x), (True, needed[1], b, problem.rho_y)
@@ -207,11 +215,18 @@ class _Pair:
         return product.h_x, product.h_y, h_a, h_b
 
 
-class _Self:
+class SelfPair:
     """The same of OT_eps(a, a) in (x, a), given (x, a, f): both sides are alike."""
 
-    def __init__(self, problem: Regularisation):
-        self.pair = _Pair(problem)
+    def __init__(self, problem: Regularisation, checked: Inputs | None = None):
+        self.pair = Pair(problem, checked)
+
+    def value(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Of (x, a, update, potential): with the update the potential's plan meets its column marginal."""
+        _, a, update, potential = tensors
+        problem, rho = self.pair.problem, self.pair.problem.rho_x
+        mass = (a * relative_marginal(update, rho)).sum()
+        return dual_value(a, a, potential, update, eps=problem.eps, rho_x=rho, rho_y=rho, plan_mass=mass)
 
     def gradients(self, tensors: Sequence[torch.Tensor], needed: Sequence[bool]) -> Gradients:
         x, a, f = tensors
@@ -226,12 +241,20 @@ class _Self:
         return tuple(left if left is None or right is None else left + right for left, right in sides)
 
 
-Derivatives = _Pair | _Self
+class Derivatives(Protocol):
+    """Of values in their inputs, given these and constants."""
+
+    def gradients(self, tensors: Sequence[torch.Tensor], needed: Sequence[bool]) -> Gradients:
+        """Of the values in each input; None where it is not needed."""
+
+    def hessian_times(self, tensors: Sequence[torch.Tensor], direction: Gradients) -> Gradients:
+        """Change of the gradients along a direction in the inputs; None is zero."""
 
 
-def _attach(
+def attach(
     value: torch.Tensor, derivatives: Derivatives, inputs: list[torch.Tensor], potentials: list[torch.Tensor]
 ) -> torch.Tensor:
+    """The value, or values [B] of tensors [B, ...], as a function that autograd differentiates in the inputs."""
     return _Envelope.apply(value, derivatives, len(inputs), *inputs, *potentials)
 
 
@@ -250,8 +273,13 @@ class _Envelope(torch.autograd.Function):
         tensors = ctx.saved_tensors
         needed = ctx.needs_input_grad[3 : 3 + ctx.count]
         gradients = _Gradient.apply(ctx.derivatives, needed, *tensors)
-        scaled = (None if gradient is None else (upstream[0] * gradient).to(gradient.dtype) for gradient in gradients)
+        scaled = (gradient if gradient is None else _times(upstream[0], gradient) for gradient in gradients)
         return None, None, None, *scaled, *(None for _ in tensors[ctx.count :])
+
+
+def _times(upstream: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """In the gradient's dtype; upstream: as the values, a scalar or [B]."""
+    return upstream.to(gradient.dtype).reshape(upstream.shape + (1,) * (gradient.ndim - upstream.ndim)) * gradient
 
 
 class _Gradient(torch.autograd.Function):

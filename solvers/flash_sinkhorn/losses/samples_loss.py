@@ -9,6 +9,7 @@ import torch
 
 from ..inputs.checks import positive
 from ..sweeps.tiles import Precision
+from .batches import transports
 from .transport import Transport, transport
 from .values import balance
 
@@ -27,10 +28,10 @@ class SamplesLoss(torch.nn.Module):
 
     Calls: loss(x, y), or loss(a, x, b, y) with weights, or loss(None, a, x, None, b, y). x [N, D], y [M, D], a [N] or
     [N, 1], b likewise: a scalar. x [B, N, D], y [B, M, D], a [B, N] or [B, N, 1]: values [B], of B problems solved one
-    after another. Any float dtype, strides and device; y on that of x. Values are float64 if a cloud is, else float32:
-    half-precision clouds are taken as they are and their gradients returned in their type. Differentiable twice in x,
-    y, a and b, by the envelope theorem, and under autocast, which changes nothing. torch.compile leaves the call out
-    of its graphs.
+    after another, or together if n_iterations is given on a GPU. Any float dtype, strides and device; y on that of x.
+    Values are float64 if a cloud is, else float32: half-precision clouds are taken as they are and their gradients
+    returned in their type. Differentiable twice in x, y, a and b, by the envelope theorem, and under autocast, which
+    changes nothing. torch.compile leaves the call out of its graphs.
 
     potentials=True returns potentials (F, G) in the shapes of the weights, constants to autograd, instead of a value:
     f - f_self and g - g_self with debias, f and g without; <a, f> / |a| = <b, g> / |b| with reach None.
@@ -152,19 +153,12 @@ class SamplesLoss(torch.nn.Module):
     def _solve(
         self, a: torch.Tensor | None, x: torch.Tensor, b: torch.Tensor | None, y: torch.Tensor
     ) -> list[Transport]:
-        """One result a problem; a single problem is a batch of one."""
+        """One result a problem."""
         options = self._options()
         a, b = _weights("a", a, x), _weights("b", b, y)
-        if x.ndim == 2:
-            x, y = x[None], y[None]
-            a, b = a if a is None else a[None], b if b is None else b[None]
-        of_a = [None] * len(x) if a is None else a.unbind(0)
-        of_b = [None] * len(x) if b is None else b.unbind(0)
-        results = []
-        for item in zip(x.unbind(0), y.unbind(0), of_a, of_b, strict=True):
-            results.append(transport(*item, **options))
-            if self.verbose:
-                print(results[-1])
+        results = transports(x, y, a, b, **options) if x.ndim == 3 else [transport(x, y, a, b, **options)]
+        if self.verbose:
+            print(*results, sep="\n")
         return results
 
     def _potentials(self, result: Transport) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..inputs.checks import LARGEST_IN_UNITS, Inputs, checked_inputs, positive, whole
+from ..inputs.checks import LARGEST_IN_UNITS, checked_inputs, positive, whole
 from ..iteration.loop import Limits
 from ..iteration.self_transport import solve_self
 from ..iteration.solver import Result, solve
@@ -139,38 +139,24 @@ def transport(
     for name, points in (("x", x), ("y", y)):
         if not isinstance(points, torch.Tensor):
             raise ValueError(f"{name} must be a floating-point torch tensor, got {type(points).__name__}")
-    if precision not in list(Precision):
-        raise ValueError(f"precision must be one of {', '.join(Precision)}, got {precision!r}")
     tol = tol if tol is None else positive("tol", tol)
-    hessian_tol = min(HESSIAN_TOL, tol or HESSIAN_TOL) if hessian_tol is None else positive("hessian_tol", hessian_tol)
-    rho = None if rho is None else positive("rho", rho)
-    rho_x, rho_y = rho if rho_x is None else rho_x, rho if rho_y is None else rho_y
-    problem = Regularisation(
-        eps=positive("eps", eps),
-        cost_scale=positive("cost_scale", cost_scale),
-        rho_x=None if rho_x is None else positive("rho_x", rho_x),
-        rho_y=None if rho_y is None else positive("rho_y", rho_y),
-        precision=Precision(precision),
-        hessian_tol=hessian_tol,
-    )
+    problem = checked_problem(eps, cost_scale, rho, rho_x, rho_y, precision, hessian_tol, tol)
+    budget = _Budget(tol, n_iterations, max_iterations, max_seconds)
     with full_precision(x):
         inputs = checked_inputs(x, y, a, b, eps=problem.eps, cost_scale=problem.cost_scale, balanced=problem.balanced)
         x, y, a, b = promoted(x, y, a, b)
-        _tell_if_eps_hides_the_costs(inputs, problem)
+        tell_if_eps_hides_the_costs(x, inputs.unit, problem)
         if tol is None and n_iterations is None:
-            tol = _default_tol(x, y, a, b, problem)
-        budget = _Budget(tol, n_iterations, max_iterations, max_seconds)
+            budget.tol = _default_tol(x, y, a, b, problem)
         own = []
         if debias:
-            own.append(_solve_self(x, a, problem, budget, exact=problem.precision.splits_x))
-            own.append(_solve_self(y, b, problem, budget, exact=problem.precision.splits_y))
+            own.append(_solve_self(x, a, problem, budget, rounded=not problem.precision.splits_x))
+            own.append(_solve_self(y, b, problem, budget, rounded=not problem.precision.splits_y))
         pair = _solve(x, y, a, b, problem, budget, own)
         ot = pair_value(x, y, a, b, pair.f, pair.g, pair.problem)
         divergence = None
         if own:
-            divergence = ot - _self_value(x, a, own[0]) / 2 - _self_value(y, b, own[1]) / 2
-            if not problem.balanced:
-                divergence = divergence + problem.eps * (a.sum() - b.sum()).square() / 2
+            divergence = debiased(ot, _self_value(x, a, own[0]), _self_value(y, b, own[1]), a, b, problem)
     solved = [pair, *own]
     residuals = [each.residual for each in solved if each.residual is not None]
     converged = all(each.converged for each in solved) if residuals else None
@@ -193,6 +179,50 @@ def transport(
         n_passes=sum(each.n_passes for each in solved),
         inputs=(x.detach(), y.detach(), a.detach(), b.detach()),
     )
+
+
+def checked_problem(
+    eps: float,
+    cost_scale: float,
+    rho: float | None,
+    rho_x: float | None,
+    rho_y: float | None,
+    precision: Precision | str,
+    hessian_tol: float | None,
+    tol: float | None,
+) -> Regularisation:
+    """Of the arguments of `transport`. ValueError where one is bad."""
+    if precision not in list(Precision):
+        raise ValueError(f"precision must be one of {', '.join(Precision)}, got {precision!r}")
+    hessian_tol = min(HESSIAN_TOL, tol or HESSIAN_TOL) if hessian_tol is None else positive("hessian_tol", hessian_tol)
+    rho = None if rho is None else positive("rho", rho)
+    rho_x, rho_y = rho if rho_x is None else rho_x, rho if rho_y is None else rho_y
+    return Regularisation(
+        eps=positive("eps", eps),
+        cost_scale=positive("cost_scale", cost_scale),
+        rho_x=None if rho_x is None else positive("rho_x", rho_x),
+        rho_y=None if rho_y is None else positive("rho_y", rho_y),
+        precision=Precision(precision),
+        hessian_tol=hessian_tol,
+    )
+
+
+def debiased(
+    ot: torch.Tensor,
+    of_x: torch.Tensor,
+    of_y: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    problem: Regularisation,
+) -> torch.Tensor:
+    """The divergence from the three values, scalars, or [B] of weights a [B, n], b [B, m]."""
+    divergence = ot - of_x / 2 - of_y / 2
+    return divergence if problem.balanced else divergence + problem.eps * (a.sum(-1) - b.sum(-1)).square() / 2
+
+
+def self_problem(problem: Regularisation, *, rounded: bool) -> Regularisation:
+    """Of OT_eps(a, a); rounded: the cloud is in OT_eps(a, b)."""
+    return dataclasses.replace(problem, precision=Precision.FAST if rounded else Precision.EXACT)
 
 
 @dataclass(frozen=True)
@@ -242,11 +272,13 @@ def _solve(
     )
 
 
-def _solve_self(x: torch.Tensor, a: torch.Tensor, problem: Regularisation, budget: _Budget, *, exact: bool) -> _Solved:
-    """OT_eps(a, a); exact: the cloud is not rounded in OT_eps(a, b)."""
+def _solve_self(
+    x: torch.Tensor, a: torch.Tensor, problem: Regularisation, budget: _Budget, *, rounded: bool
+) -> _Solved:
+    """OT_eps(a, a); rounded: the cloud is in OT_eps(a, b)."""
     if budget.tol is not None:  # all end exact then; two copies that get there alike are rounded alike, and it cancels
-        exact = problem.precision is Precision.EXACT
-    problem = dataclasses.replace(problem, precision=Precision.EXACT if exact else Precision.FAST)
+        rounded = problem.precision is not Precision.EXACT
+    problem = self_problem(problem, rounded=rounded)
     if problem.rho_x != problem.rho_y:
         return _solve(x, x, a, a, problem, budget)
     own = solve_self(
@@ -289,11 +321,11 @@ def _default_tol(x: torch.Tensor, y: torch.Tensor, a: torch.Tensor, b: torch.Ten
     return tol
 
 
-def _tell_if_eps_hides_the_costs(inputs: Inputs, problem: Regularisation) -> None:
-    """float32 sums of exponentials are off by 1e-7, which times eps is an error of the value."""
-    if inputs.x.device.type == "cpu" and inputs.x.dtype is torch.float64:
+def tell_if_eps_hides_the_costs(x: torch.Tensor, unit: float, problem: Regularisation) -> None:
+    """float32 sums of exponentials are off by 1e-7, which times eps is an error of the value. unit: of `Inputs`."""
+    if x.device.type == "cpu" and x.dtype is torch.float64:
         return
-    if VALUE_ROUNDING * problem.eps > VALUE_DIGITS * problem.cost_scale * (LARGEST_IN_UNITS * inputs.unit) ** 2:
+    if VALUE_ROUNDING * problem.eps > VALUE_DIGITS * problem.cost_scale * (LARGEST_IN_UNITS * unit) ** 2:
         tell(
             f"eps = {problem.eps:g} is far above the costs, and in float32 values are known to {VALUE_ROUNDING:g} eps: "
             "give float64 points on the CPU, or lower eps (blur)",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
+from ..inputs.batches import Batch, problem
 from ..inputs.checks import LARGEST_EXPONENT, Inputs, checked_inputs, member, positive
 from ..sweeps.replay import replayed
 from ..sweeps.tiles import LOG2_E, Precision
@@ -39,13 +38,28 @@ class Plan:
         cost_scale: float = 1.0,
         precision: Precision | str = Precision.EXACT,
     ):
-        self.eps, self.cost_scale = positive("eps", eps), positive("cost_scale", cost_scale)
-        self.precision = member("precision", Precision, precision)
-        self.inputs = checked_inputs(x, y, a, b, eps=self.eps, cost_scale=self.cost_scale, balanced=False)
+        eps, cost_scale = positive("eps", eps), positive("cost_scale", cost_scale)
+        precision = member("precision", Precision, precision)
+        inputs = checked_inputs(x, y, a, b, eps=eps, cost_scale=cost_scale, balanced=False)
+        self._set(inputs, *_checked_potentials(f, g, inputs, eps), eps, cost_scale, precision)
         self.dtype = x.dtype
-        f, g = _checked_potentials(f, g, self.inputs, self.eps)
-        self.averages = _averages(self.inputs, self.cost_scale, self.precision)
-        self.averages.set_potentials(f, g, self.eps)
+
+    @classmethod
+    def of_checked(
+        cls, inputs: Inputs, f: torch.Tensor, g: torch.Tensor, *, eps: float, cost_scale: float, precision: Precision
+    ) -> Plan:
+        """Of weights as given and finite float64 potentials, without a look at any of them: nothing waits."""
+        plan = cls.__new__(cls)
+        plan._set(inputs, f, g, eps, cost_scale, precision)
+        plan.dtype = inputs.x.dtype
+        return plan
+
+    def _set(
+        self, inputs: Inputs, f: torch.Tensor, g: torch.Tensor, eps: float, cost_scale: float, precision: Precision
+    ) -> None:
+        self.eps, self.cost_scale, self.precision, self.inputs = eps, cost_scale, precision, inputs
+        self.averages = _averages(inputs, cost_scale, precision)
+        self.averages.set_potentials(f, g, eps)
 
     def apply(self, v: torch.Tensor) -> torch.Tensor:
         """P v: v [m] or [m, k], any float dtype -> [n] or [n, k] in x's dtype."""
@@ -181,20 +195,22 @@ def gradient(
     f, g = _checked_potentials(f, g, inputs, eps)
     dtypes = x.dtype, y.dtype
 
-    def compute(x, y, a, b, centre, f, g):
-        averages = _averages(replace(inputs, x=x, y=y, a=a, b=b, centre=centre), cost_scale, precision)
+    def compute(unit: float, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        *own, f, g = tensors
+        averages = _averages(problem(unit, *own), cost_scale, precision)
         averages.set_potentials(f, g, eps)
         gradients = []
-        for transpose, weight, dtype in ((False, a, dtypes[0]), (True, b, dtypes[1])):
+        for transpose, weight, dtype in ((False, own[2], dtypes[0]), (True, own[3], dtypes[1])):
             displacement = averages.displacement(transpose=transpose)
             mass = weight if balanced else averages.masses(transpose=transpose)
             factor = (2.0 * cost_scale * mass).to(displacement.dtype)[:, None]
             gradients.append(displacement.mul_(factor).to(dtype))
         return tuple(gradients)
 
-    kind = "gradient", eps, cost_scale, balanced, precision, dtypes, inputs.unit
-    of_x, of_y = replayed(kind, compute, inputs.x, inputs.y, inputs.a, inputs.b, inputs.centre, f, g)
-    return of_x, of_y
+    kind = "gradient", eps, cost_scale, balanced, precision, dtypes
+    batch = Batch.of(inputs)
+    of_x, of_y = replayed(kind, batch.units, compute, *batch.tensors, f[None], g[None])
+    return of_x[0], of_y[0]
 
 
 def _checked_potentials(
