@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-
-ROUNDS = 2  # a row's refusal leaves allowance to its columns' other tiles
 
 
 @dataclass(eq=False)
@@ -35,58 +35,73 @@ class Mask:
         return torch.repeat_interleave(self.row_starts.diff())
 
 
-def mask_of(rows: Tensor, cols: Tensor, row_bound: Tensor, col_bound: Tensor) -> Mask:
-    """The mask of tile pairs rows, cols [K], in any order."""
+def mask_of(rows: Tensor, cols: Tensor, row_bound: Tensor, col_bound: Tensor) -> tuple[Mask, Tensor]:
+    """The mask of tile pairs rows, cols [K] int32 in any order; and [K] int64: which of them each entry is."""
     order = (rows.long() * len(col_bound) + cols).sort().indices
-    rows, cols = rows[order].int(), cols[order].int()
-    by_column = cols.sort(stable=True).indices
-    row_starts, col_starts = _starts(rows, len(row_bound)), _starts(cols, len(col_bound))
-    return Mask(row_starts, cols, col_starts, rows[by_column], by_column, row_bound, col_bound)
+    rows, cols = rows[order], cols[order]
+    to_columns = cols.sort(stable=True).indices
+    row_starts = _running(torch.bincount(rows, minlength=len(row_bound)))
+    col_starts = _running(torch.bincount(cols, minlength=len(col_bound)))
+    return Mask(row_starts, cols, col_starts, rows[to_columns], to_columns, row_bound, col_bound), order
 
 
-def within_budget(
-    rows: Tensor,
-    cols: Tensor,
-    row_cost: Tensor,
-    col_cost: Tensor,
-    row_bound: Tensor,
-    col_bound: Tensor,
-    budget: float,
-) -> Mask:
-    """The mask without the pairs [K] that row_bound and col_bound, sums left out already, allow to leave out too.
+def thin(mask: Mask, row_tile_max: Tensor, col_tile_max: Tensor, budget: float, *, chunk: int = 2**24) -> Mask:
+    """The mask without the pairs that fit into what the bounds leave of the budget.
 
-    A pair costs every row of its tile at most row_cost, every column at most col_cost. Of each row tile and of each
-    column tile the cheapest are left out while the sum stays within `budget`, if row and column both allow it.
+    row_tile_max, col_tile_max [K], both in row order: for each pair, of any row with weight of its tile the largest sum
+    of 2^t_ij over the pair's columns, and of any column the largest over its rows; measured in a pass, or bounds. Of
+    each row tile and of each column tile the cheapest pairs are left out while the sum stays within `budget`, if row
+    and column both allow it. The new bounds hold where those sums and the mask's bounds hold. Works on whole tiles of
+    about `chunk` entries at a time.
     """
-    for _ in range(ROUNDS):
-        out = _affordable(rows, row_cost, budget - row_bound) & _affordable(cols, col_cost, budget - col_bound)
-        row_bound = row_bound.index_add(0, rows[out], row_cost[out])
-        col_bound = col_bound.index_add(0, cols[out], col_cost[out])
-        rows, cols, row_cost, col_cost = (values[~out] for values in (rows, cols, row_cost, col_cost))
-    return mask_of(rows, cols, row_bound, col_bound)
-
-
-def thin(mask: Mask, row_tile_max: Tensor, col_tile_max: Tensor, budget: float) -> Mask:
-    """The mask without the pairs whose measured sums fit into the rest of the budget.
-
-    row_tile_max, col_tile_max [K], both in row order: of each kept pair the largest sum over its columns of 2^t_ij of
-    any row with weight, and over its rows of any column. The new bounds hold where those were measured and the mask's
-    own bounds hold as well.
-    """
-    return within_budget(
-        mask.row_of_entries(), mask.cols, row_tile_max, col_tile_max, mask.row_bound, mask.col_bound, budget
+    cheap = torch.empty(len(mask.cols), dtype=torch.bool, device=mask.cols.device)
+    for entries, tile in _slices(mask.row_starts, chunk):
+        cheap[entries] = _affordable(tile, row_tile_max[entries], budget - mask.row_bound)
+    for entries, tile in _slices(mask.col_starts, chunk):
+        index = mask.to_columns[entries]
+        cheap[index] &= _affordable(tile, col_tile_max[index], budget - mask.col_bound)
+    row_bound, col_bound = mask.row_bound.clone(), mask.col_bound.clone()
+    for entries, tile in _slices(mask.row_starts, chunk):
+        row_bound.index_add_(0, tile, torch.where(cheap[entries], row_tile_max[entries].double(), 0.0))
+    for entries, tile in _slices(mask.col_starts, chunk):
+        index = mask.to_columns[entries]
+        col_bound.index_add_(0, tile, torch.where(cheap[index], col_tile_max[index].double(), 0.0))
+    kept = ~cheap
+    kept_by_columns = kept[mask.to_columns]
+    before = _running(kept)
+    return Mask(
+        before[mask.row_starts],
+        mask.cols[kept],
+        _running(kept_by_columns)[mask.col_starts],
+        mask.rows[kept_by_columns],
+        before[mask.to_columns[kept_by_columns]],
+        row_bound,
+        col_bound,
     )
 
 
-def _affordable(group: Tensor, cost: Tensor, allowance: Tensor) -> Tensor:
-    """[K] bool: the cheapest of each group, as long as their sum is within the group's allowance."""
-    share = cost / allowance.clamp_min(torch.finfo(torch.float64).tiny)[group]
-    rank = share.log2().clamp(-62.0, 1.0).add_(62.0).div_(64.0)
-    order = rank.add_(group).sort().indices
-    total = pad(share.clamp_max_(2.0)[order].cumsum(0), (1, 0))  # 2: too much, and too little to cost the others digits
-    spent = total[1:] - total[_starts(group, len(allowance))][group[order]]
-    return torch.empty_like(spent, dtype=torch.bool).scatter_(0, order, spent <= 1.0)
+def _slices(starts: Tensor, chunk: int) -> Iterator[tuple[slice, Tensor]]:
+    """Entries of whole tiles, about `chunk` at a time, and the tile of each: [entries] int64."""
+    total = int(starts[-1])
+    targets = torch.arange(0, total + chunk, chunk, device=starts.device).clamp_max_(total)
+    first_tiles = torch.searchsorted(starts, targets).unique_consecutive()
+    bounds = torch.stack([first_tiles, starts[first_tiles]]).T.tolist()
+    for (tile, entry), (next_tile, next_entry) in itertools.pairwise(bounds):
+        counts = starts[tile : next_tile + 1].diff()
+        yield slice(entry, next_entry), torch.repeat_interleave(counts, output_size=next_entry - entry).add_(tile)
 
 
-def _starts(group: Tensor, groups: int) -> Tensor:
-    return pad(torch.bincount(group, minlength=groups).cumsum(0), (1, 0))
+def _affordable(tile: Tensor, cost: Tensor, allowance: Tensor) -> Tensor:
+    """[entries] bool: the cheapest of each tile, as long as their sum is within the tile's allowance [tiles]."""
+    share = cost / allowance.clamp_min(torch.finfo(torch.float64).tiny)[tile]
+    group = tile - tile[0]
+    order = share.log2().clamp(-62.0, 1.0).add_(62.0).div_(64.0).add_(group).sort().indices
+    running = _running(share.clamp_max_(2.0)[order])  # 2: too much, yet costs the other tiles no digits
+    first = _running(torch.bincount(group))[group]
+    fits = running[1:] - running[first[order]] <= 1.0
+    return torch.empty_like(fits).scatter_(0, order, fits)
+
+
+def _running(values: Tensor) -> Tensor:
+    """[n + 1]: sums of all values before each."""
+    return pad(values.cumsum(0), (1, 0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..geometry import TiledCloud
-from .mask import Mask, within_budget
+from .mask import Mask, mask_of, thin
 from .planes import levels
 from .walk import walk
 
@@ -22,7 +22,8 @@ def screen(x: TiledCloud, y: TiledCloud, u: Tensor, v: Tensor, k: float, *, budg
     for name, value in (("k", k), ("budget", budget)):
         if not 0 < value < float("inf"):
             raise ValueError(f"{name} is {value}: give a positive finite number")
-    x_levels, y_levels = levels(x, u), levels(y, v)
-    pairs = walk(x_levels, y_levels, k, threshold=budget / 2, chunk=chunk)
-    rows, cols, most = pairs.rows.long(), pairs.cols.long(), pairs.exponent.exp2()
-    return within_budget(rows, cols, most * y.mass[cols], most * x.mass[rows], pairs.row_bound, pairs.col_bound, budget)
+    pairs = walk(levels(x, u), levels(y, v), k, threshold=budget / 2, chunk=chunk)
+    mask, order = mask_of(pairs.rows, pairs.cols, pairs.row_bound, pairs.col_bound)
+    most = pairs.exponent[order].double().exp2_()
+    del pairs, order
+    return thin(mask, most * y.mass[mask.cols], most * x.mass[mask.row_of_entries()], budget)

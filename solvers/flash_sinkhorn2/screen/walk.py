@@ -14,7 +14,7 @@ from .planes import Level
 
 @dataclass(eq=False)
 class TilePairs:
-    """Tile pairs that a walk kept, in no order: rows, cols [K] int32, the bound of their exponents [K] float64; and
+    """Tile pairs that a walk kept, in no order: rows, cols [K] int32, the bound of their exponents [K] float32; and
     bounds of the sums left out, of any row of each tile of x and any column of each tile of y."""
 
     rows: Tensor
@@ -33,28 +33,27 @@ def walk(x: list[Level], y: list[Level], k: float, *, threshold: float, chunk: i
     col_skipped = [torch.zeros_like(level.mass) for level in y]
     last = max(len(x), len(y)) - 1
     root = torch.zeros(1, dtype=torch.int64, device=x[0].mass.device)
-    stack, kept = [(0, root, root)], []
+    infinity = torch.tensor(math.inf, device=root.device)
+    least = math.log2(threshold)
+    stack, kept = [(0, root, root)], [(root[:0].int(), root[:0].int(), root[:0].float())]
     while stack:
         depth, i, j = stack.pop()
         # the shallower tree waits at its tiles, which are their own children
         at_x, at_y = min(depth, len(x) - 1), min(depth, len(y) - 1)
         exponent = largest_exponents(x[at_x], y[at_y], i, j, k)
-        near = exponent > math.log2(threshold)
+        near = exponent > least
         far = ~near
         most = exponent[far].exp2()
         row_skipped[at_x].index_add_(0, i[far], most * y[at_y].mass[j[far]])
         col_skipped[at_y].index_add_(0, j[far], most * x[at_x].mass[i[far]])
         i, j = i[near], j[near]
         if depth == last:
-            kept.append((i.int(), j.int(), exponent[near]))
+            upward = torch.nextafter(exponent[near].float(), infinity)
+            kept.append((i.int(), j.int(), upward))
         elif len(i):
             i, j = _children(x[at_x], y[at_y], i, j)
             stack += [(depth + 1, *part) for part in zip(i.split(chunk), j.split(chunk), strict=True)][::-1]
-    rows, cols, exponents = (
-        (torch.cat(parts) for parts in zip(*kept, strict=True))
-        if kept
-        else (root[:0].int(), root[:0].int(), row_skipped[0][:0])
-    )
+    rows, cols, exponents = (torch.cat(parts) for parts in zip(*kept, strict=True))
     return TilePairs(rows, cols, exponents, _of_tiles(row_skipped, x), _of_tiles(col_skipped, y))
 
 
