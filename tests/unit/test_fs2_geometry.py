@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from solvers.flash_sinkhorn2.geometry import from_tiles, kd_tree, node_clouds, tiled_clouds, to_tiles
+from solvers.flash_sinkhorn2.geometry import from_tiles, kd_tree, node_clouds, node_variance, tiled_clouds, to_tiles
 
 
 def random(*shape, seed=0):
@@ -123,6 +123,24 @@ def test_nodes_are_centroids_in_kd_order():
         assert found.isfinite().all() and torch.equal(nodes.tree.order, torch.arange(2**depth))
         if depth >= 3:  # log2(tile)
             torch.testing.assert_close(nodes.mass, node_clouds(cloud, depth - 3).weight[: 2 ** (depth - 3)])
+
+
+def test_node_variance_is_that_of_points_about_their_centroid():
+    n, tile, d = 500, 8, 2
+    x, a = random(n, d) + 100, random(n, seed=1)
+    a[:100] = 0.0
+    cloud, _ = tiled_clouds(x, x, a, a, tile=tile)
+    points, weight = points_of(cloud), cloud.weight
+    found = [node_variance(cloud, depth) for depth in range(cloud.tree.depths)]
+    for depth, variance in enumerate(found):
+        bounds = (cloud.tree.starts(depth) * tile).tolist()
+        expected = 0.0
+        for start, end in itertools.pairwise(bounds):
+            w, p = weight[start:end], points[start:end]
+            if w.sum() > 0:
+                expected += (w @ (p - w @ p / w.sum()).square().mean(1)).item()
+        assert variance == pytest.approx(expected, rel=1e-9)
+    assert (torch.tensor(found).diff() < 0).all()
 
 
 @pytest.mark.parametrize(

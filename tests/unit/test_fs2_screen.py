@@ -210,6 +210,17 @@ def test_planes_are_above_the_potential_and_touch_it(kind):
                 assert level.offset[node] == -math.inf and level.mass[node] == 0
 
 
+def test_planes_of_a_linear_potential_are_that_potential():
+    """The least squares are solved: the ridge takes about a hundredth of what the parent left."""
+    x, _ = tiled_clouds(cloud_points("uniform", 2000, 3, 0), torch.rand(5, 3), torch.ones(2000), torch.ones(5), tile=8)
+    points = x.centre.repeat_interleave(8, 0) + x.local
+    slope = torch.tensor([3.0, -40.0, 500.0], dtype=torch.float64)
+    first, *_, last = levels(x, points @ slope)
+    # axes are uncorrelated, and of equal variance, to a tenth; so this is 1 / (1 + RIDGE) of the slope to a thousandth
+    assert (first.slope[0] - slope / 1.01).abs().max() < 1e-3 * slope.norm()
+    assert (last.slope - slope).abs().max() < 1e-6 * slope.norm()
+
+
 def sums_by_tile_pair(x, y, exponents):
     """[tiles_x, tiles_y]: largest sum over the tile's columns of any row with weight; the mirror image."""
     tile, live_x, live_y = x.tree.tile, x.weight > 0, y.weight > 0

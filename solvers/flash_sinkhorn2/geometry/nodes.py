@@ -1,4 +1,4 @@
-"""A coarser cloud: the centroids and masses of a tree's nodes."""
+"""A coarser cloud: the centroids and masses of a tree's nodes, and how far from them the points are."""
 
 from __future__ import annotations
 
@@ -26,3 +26,14 @@ def node_clouds(cloud: TiledCloud, depth: int) -> TiledCloud:
     points = torch.where(mass[:, None] > 0, centroid, middle)
     coarse = Tree(2**depth, tree.tile, torch.arange(2**depth, device=points.device))
     return in_kd_order(coarse, points, mass, cloud.local.dtype)
+
+
+def node_variance(cloud: TiledCloud, depth: int) -> float:
+    """Mean over the mass, and over axes, of the squared distance from the centroid of one's node of `depth`."""
+    tree = cloud.tree
+    tiles, d = cloud.centre.shape
+    nodes = node_clouds(cloud, depth)
+    centroid = nodes.local[: 2**depth].double() + nodes.centre.repeat_interleave(tree.tile, 0)[: 2**depth]
+    offset = (cloud.centre - centroid[tree.node_of_tiles(depth)])[:, None]
+    square = (cloud.local.view(tiles, -1, d).double() + offset).square().sum(2)
+    return float((cloud.weight * square.view(-1)).sum()) / d

@@ -92,5 +92,14 @@ class _Planes:
         cross = torch.where(real, self.cross[tiles], 0.0).sum(1) + (count * mean).mT @ mean_u
         variance = scatter.diagonal(dim1=1, dim2=2).mean(1)
         ridge = torch.where(variance > 0, RIDGE * variance, 1.0)[:, None].expand_as(prior).diag_embed()
-        change = torch.linalg.solve(scatter + ridge, cross - scatter @ prior[..., None])
-        return prior + change[..., 0]
+        return prior + _solved(scatter + ridge, cross - scatter @ prior[..., None])
+
+
+def _solved(matrix: Tensor, right: Tensor) -> Tensor:
+    """[batch, d] of positive definite [batch, d, d] and [batch, d, 1]: the library's batches end at 65,535 on a GPU."""
+    system = torch.cat([matrix, right], 2)
+    for pivot in range(matrix.shape[1]):
+        row = system[:, pivot] / system[:, pivot, pivot, None]
+        system = system - system[:, :, pivot, None] * row[:, None]
+        system[:, pivot] = row
+    return system[:, :, -1]
