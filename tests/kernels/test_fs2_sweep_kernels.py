@@ -1,0 +1,49 @@
+"""Kernels of block-sparse passes: against dense float64 under the interpreter, and compiled for sm_90."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from test_sweep_kernels import run_script
+
+pytest.importorskip("triton")
+
+
+@pytest.mark.skipif(
+    np.lib.NumpyVersion(np.__version__) >= "2.4.0", reason="triton's interpreter breaks on numpy 2.4 and later"
+)
+def test_passes_agree_with_dense_float64_under_the_interpreter():
+    (results,) = run_script("interpret_fs2_sweep.py", interpret=True)
+    assert len(results) == 9
+    for case, errors in results.items():
+        d = int(case.split(",")[2])
+        # An exponent is a float32 sum of d + 3 terms; where it counts, none is far above the parts that a row and a
+        # column bring (frames of both) and log2 of a weight, 30 here. Half an ulp each, and as much for the sum.
+        tolerance = math.log(2) * 2.0**-24 * (d + 4) * (errors.pop("parts") + 30.0)
+        wide = errors.pop("wide")
+        for name, found in errors.items():
+            assert found["rows"] > 0.3, (case, name, found)  # as many as the kept tile pairs leave something
+            assert max(found["sums"], found["partial"]) < tolerance, (case, name, found, tolerance)
+            assert found["values"] < 4.0 * tolerance, (case, name, found, tolerance)  # values reach four
+        if "3000.0" in case:
+            assert 0.0 < wide[0] < 1.0 and 0.0 < wide[1] < 1.0, (case, wide)
+
+
+# Instructions an exponential in the loop over tile pairs; eight issue slots is what the exponential unit leaves.
+@pytest.mark.parametrize(
+    ("variant", "most"), [("1:32", 5.5), ("2:32", 7.0), ("3:32", 8.0), ("3:64", 7.2), ("4:32", 9.5), ("6:32", 12.5)]
+)
+def test_sweep_compiles_for_sm_90(variant, most):
+    kinds = ("partial", "sums", "maximum", "values", "partial-far") if variant == "3:32" else ("partial", "values-far")
+    for found in run_script("compile_fs2_sweep.py", *(f"{variant}:{kind}" for kind in kinds), interpret=False):
+        assert found["local_accesses"] == 0 and found["local_bytes"] == 0, found
+        if found["variant"].endswith(("partial", "sums")):
+            assert found["loop"] / found["loop_ex2"] < most, found
+            assert found["loop_float64"] == 0, found
+
+
+def test_frames_and_sums_compile_for_sm_90():
+    for found in run_script("compile_fs2_sweep.py", "1", "3", "6", interpret=False):
+        assert found["local_accesses"] <= 2 and found["local_bytes"] == 0, found  # a register across a library call
