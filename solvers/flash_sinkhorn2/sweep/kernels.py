@@ -1,7 +1,7 @@
 """Triton kernels of a pass: sums over the kept tile pairs, and what they add up to.
 
 A tile has a frame (`frame_kernel.py`): the plane U_I + G_I.dx that its potentials lie close to, and its image
-c_I = X_I - G_I / 2k, where the plan sends its centre X_I. With D = X_I - Y_J, the columns' frames V_J, e_J likewise, and
+c_I = X_I - G_I / 2k, where the plan sends its centre X_I. With D = X_I - Y_J, V_J and e_J those of columns, and
 
     rest_i = u_i - U_I - G_I.dx_i - k |dx_i|^2        rest_j = v_j + log2 b_j - V_J - H_J.dy_j - k |dy_j|^2
 
