@@ -117,6 +117,8 @@ class Solution:
     value, self_potentials: the Sinkhorn divergence as a scalar, and pairs (f [n], g [n]) and (f [m], g [m]) of each
     cloud's OT_eps with itself, if that is the task; f, g are then those of OT_eps(a, b), n_iterations of each of the
     three problems, n_passes of all together, each over its own pairs.
+    solved: points x [n, d], y [m, d] that a solver put in the place of those given, as by rounding, where it can tell.
+    The residual is judged on those given, and on these besides.
     """
 
     f: Any
@@ -130,11 +132,12 @@ class Solution:
     h_x: Any = None
     value: Any = None
     self_potentials: tuple[tuple[Any, Any], tuple[Any, Any]] | None = None
+    solved: tuple[Any, Any] | None = None
 
     @property
     def outputs(self) -> tuple[Any, ...]:
         """All that the device may still be working on."""
-        return self.f, self.g, self.grad_x, self.grad_y, self.h_x, self.value, self.self_potentials
+        return self.f, self.g, self.grad_x, self.grad_y, self.h_x, self.value, self.self_potentials, self.solved
 
     def with_gradients(self, grad_x: Any, grad_y: Any, *, passes: float) -> Solution:
         """This solution with its gradients, which took so many more passes over all pairs."""

@@ -62,6 +62,7 @@ class _Kept:
     gradients: tuple[np.ndarray, np.ndarray] | None
     h_x: np.ndarray | None
     divergence: KeptDivergence | None
+    solved: tuple[np.ndarray, np.ndarray] | None
     said: Solution
 
 
@@ -254,6 +255,7 @@ class Measurement:
             "input_hash": input_hash(self._clouds),
             "input_bytes": sum(v.nbytes for v in arrays_of(self._clouds)),
             "residual_reached": reached,
+            "residual_solved_l1": self._residual_as_solved(),
             "ladder": self._ladder_column(),
             **self._quality_columns(scored, reached=bool(reached)),
             "gradient_rel_err": self._gradient_error(),
@@ -311,17 +313,30 @@ class Measurement:
             with _scoring():
                 divergence = KeptDivergence.of(solution, self._backend)
         said = Solution(None, None, solution.n_iterations, solution.n_passes, solution.converged, solution.trace)
-        return _Kept(f, g, gradients, h_x, divergence, said)
+        solved = None
+        if solution.solved is not None:
+            solved = self._backend.host(solution.solved[0]), self._backend.host(solution.solved[1])
+        return _Kept(f, g, gradients, h_x, divergence, solved, said)
 
-    def _score(self, kept: _Kept) -> Score:
+    def _score(self, kept: _Kept, clouds: Clouds | None = None) -> Score:
+        """On the points as given unless told otherwise."""
         from fsbench.metrics import score  # brings torch: see the module's docstring
 
-        cell = self.cell
+        cell, clouds = self.cell, clouds or self._clouds
         with _scoring():
-            scored = score(self._clouds, kept.f, kept.g, eps=cell.eps, cost_scale=cell.cost_scale, device=cell.device)
+            scored = score(clouds, kept.f, kept.g, eps=cell.eps, cost_scale=cell.cost_scale, device=cell.device)
         if not math.isfinite(scored.residual_l1):
             raise InvalidSolution("f and g are finite, but their plan overflows float64: the residual is infinite")
         return scored
+
+    def _residual_as_solved(self) -> float | None:
+        """On the points that the solver put in the place of those given, if it tells them."""
+        if self._kept.solved is None:
+            return None
+        x, y = self._kept.solved
+        if x.shape != self._clouds.x.shape or y.shape != self._clouds.y.shape:
+            raise InvalidSolution(f"solved must hold points of the shapes given, got {x.shape} and {y.shape}")
+        return self._score(self._kept, Clouds(x, y, self._clouds.a, self._clouds.b)).residual_l1
 
     def _gradient_error(self) -> float | None:
         """InvalidSolution if a gradient has the wrong shape or is not finite where there is weight."""

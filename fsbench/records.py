@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from fsbench.api import Cell, FixedIterations, Task, budget_to_dict
 
-SCHEMA_VERSION = 4
-_READABLE = (1, 2, 3, SCHEMA_VERSION)
+SCHEMA_VERSION = 5
+_READABLE = (1, 2, 3, 4, SCHEMA_VERSION)
 
 Record = dict[str, Any]
 
@@ -113,6 +113,7 @@ _QUALITY = [
     ("residual_l1", pa.float64()),  # max of the next two
     ("residual_row_l1", pa.float64()),
     ("residual_col_l1", pa.float64()),
+    ("residual_solved_l1", pa.float64()),  # on the points as the solver rounded them, where it tells what they are
     ("residual_bound", pa.float64()),  # what a block-sparse score may have left out; 0 for all pairs
     (
         "half_step_error",
@@ -215,8 +216,8 @@ def describe(cell: Cell) -> Record:
 def upgraded(record: Record) -> Record:
     """`record` in this schema, if it is of this or an older version that can be read. ValueError otherwise.
 
-    Version 1 knew forward solves only, and no commit; version 2 no load of the host; version 3 no divergence: those
-    columns stay null.
+    Version 1 knew forward solves only, and no commit; version 2 no load of the host; version 3 no divergence; version 4
+    no residual on rounded points: those columns stay null.
     """
     version = record.get("schema_version")
     if version not in _READABLE:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 
 import torch
-from flash_sinkhorn import SamplesLoss
+from flash_sinkhorn.multiscale import preprocess_coordinates, solve_multiscale
 
 from fsbench.api import Budget, FixedIterations, Framework, Problem, Solution, Spec, Task, ToResidual, Unsupported
 
@@ -14,11 +13,11 @@ _SPACINGS_A_BLUR = 4.0  # of the clouds that `prepare` compiles and tunes on: fe
 
 
 class FlashSinkhornPypiMultiscale:
-    """Its public `SamplesLoss(backend="multiscale", potentials=True)` with `tol`, the residual it is to reach, at the
-    budget's. The package leaves nothing else to set: `scaling` and `threshold` are not used, eps is blur^2.
+    """Its public `solve_multiscale`, what `SamplesLoss(backend="multiscale", potentials=True)` calls, with `tol`, the
+    residual it is to reach, at the budget's. The package leaves nothing else to set.
 
-    It solves the clouds centred and rounded to TF32, and stops once a sample of the marginals of *those* is within tol:
-    `converged` is its word on them, where the harness's residual is of the clouds as given.
+    It solves the clouds centred and rounded to TF32, which its own `preprocess_coordinates` makes and `solved` holds,
+    and stops once a sample of the marginals of *those* is within tol: `converged` is its word on that.
 
     A cost s |x - y|^2 at eps is the full cost at eps / s with potentials s times as large. n_iterations counts its fine
     updates, not those of the coarse stage; n_passes is None, for a block-sparse update is no sweep over all pairs.
@@ -44,7 +43,8 @@ class FlashSinkhornPypiMultiscale:
     def prepare(self, spec: Spec, budget: Budget) -> None:
         """Compile and autotune at these sizes and eps, on uniform clouds of its own."""
         generator = torch.Generator(device=spec.device).manual_seed(0)
-        side = _blur(spec) * max(spec.n, spec.m) ** (1 / 3) / _SPACINGS_A_BLUR
+        blur = (spec.eps / spec.cost_scale) ** 0.5
+        side = blur * max(spec.n, spec.m) ** (1 / 3) / _SPACINGS_A_BLUR
         x, y = (side * torch.rand(size, 3, device=spec.device, generator=generator) for size in (spec.n, spec.m))
         a, b = (torch.full((size,), 1 / size, device=spec.device) for size in (spec.n, spec.m))
         self.solve(Problem(x, y, a, b, spec), budget)
@@ -52,17 +52,10 @@ class FlashSinkhornPypiMultiscale:
     def solve(self, problem: Problem, budget: Budget) -> Solution:
         assert isinstance(budget, ToResidual)
         scale = problem.spec.cost_scale
-        loss = SamplesLoss(
-            "sinkhorn", blur=_blur(problem.spec), backend="multiscale", tol=budget.tol, debias=False, potentials=True
-        )
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore", RuntimeWarning)  # that tol was not confirmed: `converged` says so
-            f, g = loss(problem.a, problem.x, problem.b, problem.y)
-        info = loss.last_multiscale_info
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # of coarse cells or rounding: the residual tells
+            x, y = preprocess_coordinates(problem.x, problem.y, problem.a, problem.b)
+            f, g, info = solve_multiscale(x, y, problem.a, problem.b, problem.spec.eps / scale, budget.tol)
         if scale != 1:
             f, g = scale * f, scale * g
-        return Solution(f, g, n_iterations=info.fine_updates, n_passes=None, converged=info.accepted)
-
-
-def _blur(spec: Spec) -> float:
-    return math.sqrt(spec.eps / spec.cost_scale)
+        return Solution(f, g, n_iterations=info.fine_updates, n_passes=None, converged=info.accepted, solved=(x, y))

@@ -139,6 +139,18 @@ class Sinkhorn(Fake):
         return Solution(f, g, iterations, 2.0 * iterations, self.boasts or None, trace)
 
 
+class Rounds(Sinkhorn):
+    """Solves the points rounded to 2^-4, and says so; `drops` so many of them from what it says."""
+
+    def __init__(self, *, drops: int = 0) -> None:
+        super().__init__()
+        self.drops = drops
+
+    def solve(self, problem: Problem, budget: Budget) -> Solution:
+        x, y = ((16 * points).round() / 16 for points in (problem.x, problem.y))
+        return replace(super().solve(replace(problem, x=x, y=y), budget), solved=(x[self.drops :], y))
+
+
 class Curves(Sinkhorn):
     """The exact product by central differences of the plan's gradient, but for what `wrong` says."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cell_fakes import Curves, Differentiates, Diverges, Sinkhorn, make, run
+from cell_fakes import Curves, Differentiates, Diverges, Rounds, Sinkhorn, make, run
 
 from fsbench.api import FixedIterations, Task, ToResidual, Unsupported
 from fsbench.cell import InvalidSolution, Measurement
@@ -32,6 +32,19 @@ def test_convergence_is_the_harness_s_word_not_the_solver_s() -> None:
     modest = run(make(budget=ToResidual(1e-6)))[1]
     assert modest["status"] == "ok" and modest["residual_reached"] is True
     assert modest["converged_self"] is None and modest["residual_bound"] == 0.0
+
+
+def test_a_solver_that_rounds_is_judged_on_the_points_given_and_on_its_own() -> None:
+    settings = {"solver": Rounds, "budget": ToResidual(1e-6)}
+    _, record = run(make(**settings))
+    assert record["status"] == "not_converged" and record["residual_reached"] is False
+    assert record["residual_solved_l1"] < 1e-6 < 1e-4 < record["residual_l1"]
+    assert run(make(budget=ToResidual(1e-6)))[1]["residual_solved_l1"] is None
+    measurement = Measurement(make(**settings, drops=1))
+    measurement.start()
+    measurement.sample()
+    with pytest.raises(InvalidSolution, match="solved must hold points of the shapes given"):
+        measurement.finish()
 
 
 @pytest.mark.parametrize("cost_scale", [1.0, 0.5])

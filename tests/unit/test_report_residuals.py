@@ -1,4 +1,4 @@
-"""The counts of the experiment residuals: who reached the target, by whose word, and how the others ended."""
+"""The counts of the experiment residuals: who reached the target, on which points, and how the others ended."""
 
 from __future__ import annotations
 
@@ -14,24 +14,22 @@ SIZES = {262_144: 0.000244141, 1_048_576: 9.68873e-05}  # n -> squared spacing
 
 
 def records():
-    """Ours solves all; the package says that it does, and does where the blur is wide; OTT-JAX ends in other ways."""
+    """Ours solves all of lidar, too late all of nbody; the package the wide blurs as given, and as rounded all but one;
+    OTT-JAX none."""
     for n, square in SIZES.items():
         for multiple in (1, 16):
             columns = {"problem": "lidar", "n": n, "m": 3 * n // 4, "d": 3, "eps": multiple * square, "tol": 5e-3}
             columns |= {"mode": "to_residual"}
-            yield record("flash_sinkhorn", time_s=0.5, converged_self=True, **columns)
+            yield record("flash_sinkhorn", time_s=0.5, **columns)
             wide = multiple == 16
             yield record(
                 "flash_sinkhorn_pypi_multiscale", time_s=2.0, status=Status.OK if wide else Status.NOT_CONVERGED,
-                converged_self=True, n_passes=None, **columns,
+                residual_solved_l1=4e-3 if n < 1e6 or wide else 6e-3, n_passes=None, **columns,
             )  # fmt: skip
             status = Status.TIMEOUT if wide else Status.OOM
             yield record("ott_jax_online", status=status, **columns)
         late = {"problem": "nbody", "n": n, "d": 3, "eps": square, "mode": "to_residual", "tol": 5e-3}
-        yield record(
-            "flash_sinkhorn", time_s=130.0, status=Status.NOT_CONVERGED, residual_reached=True,
-            converged_self=False, **late,
-        )  # fmt: skip
+        yield record("flash_sinkhorn", time_s=130.0, status=Status.NOT_CONVERGED, residual_reached=True, **late)
 
 
 @pytest.fixture
@@ -40,15 +38,15 @@ def tables(tmp_path) -> dict[str, str]:
     return {name: (tmp_path / f"{name}.md").read_text() for name in ("reached", "table")}
 
 
-def test_counts_are_by_the_harness_and_apart_from_what_solvers_say(tables):
+def test_counts_are_of_the_points_given_and_apart_of_rounded_ones(tables):
     text = tables["reached"]
     heads = [f"n = {n}, blur {blur}" for n in (262144, 1048576) for blur in (1, 4)]
-    assert f"| solver | {' | '.join(heads)} | all | by its own word | others |" in text
-    assert "| FlashSinkhorn | 1 of 2 | 1 of 1 | 1 of 2 | 1 of 1 | 4 of 6 | 4 of 6 | 2 late |" in text
-    pypi = "| flash-sinkhorn PyPI multiscale, TF32 | 0 of 1 | 1 of 1 | 0 of 1 | 1 of 1 | 2 of 4 | 4 of 4 | 2 n/c |"
+    assert f"| solver | {' | '.join(heads)} | all | on its rounded points | others |" in text
+    assert "| FlashSinkhorn | 1 of 2 | 1 of 1 | 1 of 2 | 1 of 1 | 4 of 6 | – | 2 late |" in text
+    pypi = "| flash-sinkhorn PyPI multiscale, TF32 | 0 of 1 | 1 of 1 | 0 of 1 | 1 of 1 | 2 of 4 | 3 of 4 | 2 n/c |"
     assert pypi in text
     assert "| OTT-JAX online | 0 of 1 | 0 of 1 | 0 of 1 | 0 of 1 | 0 of 4 | – | 2 OOM, 2 OOT |" in text
-    assert "published (A100), on 32 problems that are not public: FlashSinkhorn 2 32 of 32" in text
+    assert "published (A100), on 32 problems that are not public: FlashSinkhorn 2 reached 32 of 32" in text
     assert text.split("|")[0] in tables["table"]
 
 
