@@ -10,18 +10,23 @@ from .planes import levels
 from .walk import walk
 
 
-def screen(x: TiledCloud, y: TiledCloud, u: Tensor, v: Tensor, k: float, *, budget: float, chunk: int = 2**22) -> Mask:
+def screen(
+    x: TiledCloud, y: TiledCloud, u: Tensor, v: Tensor, k: float, *, budget: float, chunk: int | None = None
+) -> Mask:
     """The tile pairs without which no row or column sum of 2^t_ij loses more than `budget`, at potentials u [N], v [M].
 
     u and v are in base 2 and finite where there is weight, k = cost_scale log2(e) / eps; t_ij = u_i + v_j +
     log2(b_j) - k |x_i - y_j|^2 for rows, with log2(a_i) for columns. Sums are one at the solution: for potentials whose
-    sums are far below one the budget means nothing, so take a half-step first. `chunk`: node pairs looked at at a time.
+    sums are far below one the budget means nothing, so take a half-step first. `chunk`: node pairs looked at
+    at a time, 2^22 on a GPU and 2^16 on the CPU, where they stay in its caches.
 
     Raises ValueError if k or budget is not positive and finite.
     """
     for name, value in (("k", k), ("budget", budget)):
         if not 0 < value < float("inf"):
             raise ValueError(f"{name} is {value}: give a positive finite number")
+    if chunk is None:
+        chunk = 2**22 if u.is_cuda else 2**16
     pairs = walk(levels(x, u), levels(y, v), k, threshold=budget / 2, chunk=chunk)
     mask, order = mask_of(pairs.rows, pairs.cols, pairs.row_bound, pairs.col_bound)
     most = pairs.exponent[order].double().exp2_()

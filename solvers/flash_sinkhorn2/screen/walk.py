@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +26,8 @@ class TilePairs:
 
 
 def walk(x: list[Level], y: list[Level], k: float, *, threshold: float, chunk: int) -> TilePairs:
-    """All tile pairs but those of node pairs whose 2^exponent is nowhere above `threshold`.
+    """All tile pairs but those of node pairs whose 2^exponent is nowhere above `threshold`, at potentials whose planes
+    x and y hold.
 
     At most some 4 `chunk` pairs a level are in memory, besides the result.
     """
@@ -35,12 +37,13 @@ def walk(x: list[Level], y: list[Level], k: float, *, threshold: float, chunk: i
     root = torch.zeros(1, dtype=torch.int64, device=x[0].mass.device)
     infinity = torch.tensor(math.inf, device=root.device)
     least = math.log2(threshold)
+    bounds = _bounds_on(root.device)
     stack, kept = [(0, root, root)], [(root[:0].int(), root[:0].int(), root[:0].float())]
     while stack:
         depth, i, j = stack.pop()
         # the shallower tree waits at its tiles, which are their own children
         at_x, at_y = min(depth, len(x) - 1), min(depth, len(y) - 1)
-        exponent = largest_exponents(x[at_x], y[at_y], i, j, k)
+        exponent = bounds(x[at_x], y[at_y], i, j, k)
         near = exponent > least
         far = ~near
         most = exponent[far].exp2()
@@ -55,6 +58,14 @@ def walk(x: list[Level], y: list[Level], k: float, *, threshold: float, chunk: i
             stack += [(depth + 1, *part) for part in zip(i.split(chunk), j.split(chunk), strict=True)][::-1]
     rows, cols, exponents = (torch.cat(parts) for parts in zip(*kept, strict=True))
     return TilePairs(rows, cols, exponents, _of_tiles(row_skipped, x), _of_tiles(col_skipped, y))
+
+
+def _bounds_on(device: torch.device) -> Callable[[Level, Level, Tensor, Tensor, float], Tensor]:
+    if device.type != "cuda":
+        return largest_exponents
+    from . import triton_bounds  # Triton need not be there on machines without a GPU
+
+    return triton_bounds.largest_exponents
 
 
 def _children(x: Level, y: Level, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
