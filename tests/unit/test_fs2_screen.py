@@ -278,6 +278,16 @@ def test_thinning_keeps_to_the_rest_of_the_budget():
     assert len(thin(mask, *measured, budget=2.0).cols) < len(mask.cols)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_potentials_that_broke_down_are_refused(value):
+    x, y = tiled_clouds(*(torch.rand(64, 2, generator=generator(s)) for s in (0, 1)), *[torch.ones(64)] * 2, tile=8)
+    good, bad = torch.zeros_like(x.weight), torch.zeros_like(x.weight)
+    bad[3] = value
+    for name, potentials in (("u", (bad, good)), ("v", (good, bad))):
+        with pytest.raises(ValueError, match=f"{name} is not finite"):
+            screen(x, y, *potentials, 1000.0, budget=1e-3)
+
+
 @pytest.mark.parametrize("values", [{"k": 0.0}, {"k": math.nan}, {"budget": 0.0}, {"budget": math.inf}])
 def test_bad_inputs_are_named(values):
     x, y = tiled_clouds(*(torch.rand(9, 2) for _ in range(2)), torch.ones(9), torch.ones(9), tile=4)

@@ -16,15 +16,19 @@ def screen(
     """The tile pairs without which no row or column sum of 2^t_ij loses more than `budget`, at potentials u [N], v [M].
 
     u and v are in base 2 and finite where there is weight, k = cost_scale log2(e) / eps; t_ij = u_i + v_j +
-    log2(b_j) - k |x_i - y_j|^2 for rows, with log2(a_i) for columns. Sums are one at the solution: for potentials whose
-    sums are far below one the budget means nothing, so take a half-step first. `chunk`: node pairs looked at
-    at a time, 2^22 on a GPU and 2^16 on the CPU, where they stay in its caches.
+    log2(b_j) - k |x_i - y_j|^2 for rows, with log2(a_i) for columns. Sums are one at the solution; of potentials whose
+    sums are far below one everything may fit into the budget, so take a half-step before. Bounds of boxes are a few
+    times what is there: screen to a quarter of the budget, and thin to all of it with the sums that a pass measures.
+    `chunk`: node pairs looked at at a time, 2^22 on a GPU and 2^16 on the CPU, where they stay in its caches.
 
-    Raises ValueError if k or budget is not positive and finite.
+    Raises ValueError if k or budget is not positive and finite, or a potential is not finite where there is weight.
     """
     for name, value in (("k", k), ("budget", budget)):
         if not 0 < value < float("inf"):
             raise ValueError(f"{name} is {value}: give a positive finite number")
+    for name, cloud, potential in (("u", x, u), ("v", y, v)):
+        if not bool((potential.isfinite() | (cloud.weight == 0)).all()):
+            raise ValueError(f"{name} is not finite where there is weight: screen at the last finite potentials")
     if chunk is None:
         chunk = 2**22 if u.is_cuda else 2**16
     pairs = walk(levels(x, u), levels(y, v), k, threshold=budget / 2, chunk=chunk)
