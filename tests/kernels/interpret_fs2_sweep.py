@@ -1,8 +1,9 @@
-"""Run under TRITON_INTERPRET=1: block-sparse passes against dense float64, one JSON line."""
+"""Run under TRITON_INTERPRET=1: block-sparse passes against dense float64, one JSON line. `case` serves GPUs too."""
 
 from __future__ import annotations
 
 import json
+import math
 
 import torch
 
@@ -23,7 +24,7 @@ CASES = [  # n, m, d, tile, extent in blurs, cost scale, whether clouds fall apa
 ]
 
 
-def clouds(n, m, d, tile, extent, clustered):
+def clouds(n, m, d, tile, extent, clustered, device):
     generator = torch.Generator().manual_seed(n + m)
     x, y = (torch.rand(size, d, generator=generator, dtype=torch.float64) for size in (n, m))
     y = 0.8 * y.square() + 0.3
@@ -32,7 +33,8 @@ def clouds(n, m, d, tile, extent, clustered):
         y[m // 2 + 3 :] *= 0.01
     a, b = (torch.rand(size, generator=generator, dtype=torch.float64) ** 8 + 1e-9 for size in (n, m))
     a[n // 2], b[m // 2] = (0.0, 0.0) if min(n, m) > 1 else (1.0, 0.0)
-    return tiled_clouds((x * extent).float(), (y * extent).float(), a, b, tile=tile)
+    x, y = (x * extent).float(), (y * extent).float()
+    return tiled_clouds(*(tensor.to(device) for tensor in (x, y, a, b)), tile=tile)
 
 
 def exponents(x, y, u, v, k):
@@ -44,10 +46,9 @@ def exponents(x, y, u, v, k):
 def potentials(x, y, k):
     """Near a solution: three iterations, so that sums are of order one and potentials as large as they get."""
     u, v = torch.zeros_like(x.weight), torch.zeros_like(y.weight)
-    log_2 = torch.log(torch.tensor(2.0, dtype=torch.float64))
     for _ in range(3):
-        u = -torch.logsumexp(exponents(x, y, u * 0.0, v, k) * log_2, 1) / log_2
-        v = -torch.logsumexp(exponents(y, x, v * 0.0, u, k) * log_2, 1) / log_2
+        u = -torch.logsumexp(exponents(x, y, u * 0.0, v, k) * math.log(2), 1) / math.log(2)
+        v = -torch.logsumexp(exponents(y, x, v * 0.0, u, k) * math.log(2), 1) / math.log(2)
     return u, v
 
 
@@ -55,17 +56,18 @@ def kept_pairs(rows, cols, share):
     keep = torch.rand(rows.tree.tiles, cols.tree.tiles, generator=torch.Generator().manual_seed(3)) < share
     if share < 1.0:
         keep[0] = False  # a row tile with an empty list
-    starts = torch.zeros(rows.tree.tiles + 1, dtype=torch.int64)
+    keep = keep.to(rows.weight.device)
+    starts = torch.zeros(rows.tree.tiles + 1, dtype=torch.int64, device=keep.device)
     starts[1:] = keep.sum(1).cumsum(0)
     return starts, keep.nonzero()[:, 1].int(), keep
 
 
-def case(n, m, d, tile, extent, scale, clustered, share):
-    x, y = clouds(n, m, d, tile, extent, clustered)
+def case(n, m, d, tile, extent, scale, clustered, share, device="cpu"):
+    x, y = clouds(n, m, d, tile, extent, clustered, device)
     k = scale * 1.4426950408889634
     u, v = potentials(x, y, k)
     generator = torch.Generator().manual_seed(5)
-    scale_tensor = torch.full((1,), k, dtype=torch.float64)
+    scale_tensor = torch.full((1,), k, dtype=torch.float64, device=device)
     parts = [triton_sweep.frame(c, p, scale_tensor).frame[-1] for c, p in ((x, u), (y, v))]
     wide = [part > WIDEST.value for part in parts]
     errors = {
@@ -77,10 +79,12 @@ def case(n, m, d, tile, extent, scale, clustered, share):
         pairs = keep.nonzero()[:, 0]
         p = exponents(rows, cols, u_rows, v_cols, k).exp2()
         p = p.view(rows.tree.tiles, tile, cols.tree.tiles, tile).transpose(1, 2)[keep]  # [K, T, T]
-        values = torch.randn(cols.weight.shape[0], 5, generator=generator, dtype=torch.float64)
+        values = torch.randn(cols.weight.shape[0], 5, generator=generator, dtype=torch.float64).to(device)
         want_values = p @ values.view(-1, tile, 5)[lists.long()]
         want, want_values = (
-            torch.zeros(rows.tree.tiles, *part.shape[1:], dtype=torch.float64).index_add(0, pairs, part).flatten(0, 1)
+            torch.zeros(rows.tree.tiles, *part.shape[1:], dtype=torch.float64, device=device)
+            .index_add(0, pairs, part)
+            .flatten(0, 1)
             for part in (p.sum(2), want_values)
         )
         kept = (rows.weight > 0) & (want > 0)
@@ -105,12 +109,17 @@ def case(n, m, d, tile, extent, scale, clustered, share):
     return errors
 
 
-if __name__ == "__main__":
+def poison():
+    """From now on new tensors hold NaN: what is not written before it is read must show."""
     empty = torch.empty
 
     def poisoned(*arguments, **options):
         found = empty(*arguments, **options)
-        return found.fill_(float("nan")) if found.is_floating_point() else found
+        return found.fill_(math.nan) if found.is_floating_point() else found
 
-    torch.empty = poisoned  # what is not written before it is read must show
+    torch.empty = poisoned
+
+
+if __name__ == "__main__":
+    poison()
     print(json.dumps({str(arguments): case(*arguments) for arguments in CASES}))

@@ -6,9 +6,27 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from test_sweep_kernels import run_script
 
 pytest.importorskip("triton")
+
+import interpret_fs2_sweep
+from interpret_fs2_sweep import CASES, poison
+
+
+def judge(case, errors):
+    d, extent = case[2], case[4]
+    # An exponent is a float32 sum of d + 3 terms; where it counts, none is far above the parts that a row and a column
+    # bring (frames of both) and log2 of a weight, 30 here. Half an ulp each, and as much for the sum.
+    tolerance = math.log(2) * 2.0**-24 * (d + 4) * (errors.pop("parts") + 30.0)
+    wide = errors.pop("wide")
+    for name, found in errors.items():
+        assert found["rows"] > 0.3, (case, name, found)  # as many as the kept tile pairs leave something
+        assert max(found["sums"], found["partial"]) < tolerance, (case, name, found, tolerance)
+        assert found["values"] < 4.0 * tolerance, (case, name, found, tolerance)  # values reach four
+    if extent == 3000.0:
+        assert 0.0 < wide[0] < 1.0 and 0.0 < wide[1] < 1.0, (case, wide)
 
 
 @pytest.mark.skipif(
@@ -16,19 +34,19 @@ pytest.importorskip("triton")
 )
 def test_passes_agree_with_dense_float64_under_the_interpreter():
     (results,) = run_script("interpret_fs2_sweep.py", interpret=True)
-    assert len(results) == 9
-    for case, errors in results.items():
-        d = int(case.split(",")[2])
-        # An exponent is a float32 sum of d + 3 terms; where it counts, none is far above the parts that a row and a
-        # column bring (frames of both) and log2 of a weight, 30 here. Half an ulp each, and as much for the sum.
-        tolerance = math.log(2) * 2.0**-24 * (d + 4) * (errors.pop("parts") + 30.0)
-        wide = errors.pop("wide")
-        for name, found in errors.items():
-            assert found["rows"] > 0.3, (case, name, found)  # as many as the kept tile pairs leave something
-            assert max(found["sums"], found["partial"]) < tolerance, (case, name, found, tolerance)
-            assert found["values"] < 4.0 * tolerance, (case, name, found, tolerance)  # values reach four
-        if "3000.0" in case:
-            assert 0.0 < wide[0] < 1.0 and 0.0 < wide[1] < 1.0, (case, wide)
+    for case in CASES:
+        judge(case, results[str(case)])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(
+    "case", [*CASES, (5000, 4001, 3, 32, 12.0, 1.0, False, 0.5), (3000, 5001, 4, 64, 6.0, 1.0, True, 0.7)]
+)
+def test_passes_agree_with_dense_float64_on_a_gpu(case, monkeypatch):
+    monkeypatch.setattr(torch, "empty", torch.empty)  # restores it afterwards
+    poison()
+    judge(case, interpret_fs2_sweep.case(*case, device="cuda"))
 
 
 # Instructions an exponential in the loop over tile pairs; eight issue slots is what the exponential unit leaves.
