@@ -1,0 +1,77 @@
+"""A sparse matrix of tile pairs: its structure in both orders, and products with it."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+@dataclass(eq=False)
+class Pairs:
+    """The pattern of a matrix with K entries.
+
+    row_starts [rows + 1] int64 and cols [K]: entries row after row; col_starts [columns + 1] int64 and rows [K]: column
+    after column, where entry e is entry to_columns[e] of the other order.
+    """
+
+    row_starts: Tensor
+    cols: Tensor
+    col_starts: Tensor
+    rows: Tensor
+    to_columns: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.row_starts) - 1, len(self.col_starts) - 1
+
+    @cached_property
+    def mirrored(self) -> Pairs:
+        """Of the transposed matrix."""
+        to_rows = torch.empty_like(self.to_columns)
+        to_rows[self.to_columns] = torch.arange(len(to_rows), device=to_rows.device)
+        return Pairs(self.col_starts, self.rows, self.row_starts, self.cols, to_rows)
+
+    @cached_property
+    def row_of_entries(self) -> Tensor:
+        """[K] int32, in row order."""
+        rows = torch.arange(self.shape[0], dtype=torch.int32, device=self.cols.device)
+        return torch.repeat_interleave(rows, self.row_starts.diff())
+
+    def matrix(self, values: Tensor) -> Tensor:
+        """Of values [K] in row order."""
+        return compressed_rows(self.row_starts, self.cols, values, self.shape[1])
+
+    def transposed(self, values: Tensor) -> Tensor:
+        """The transposed matrix of values [K] in row order."""
+        return compressed_rows(self.col_starts, self.rows, values[self.to_columns], self.shape[0])
+
+
+def pairs_of(rows: Tensor, cols: Tensor, shape: tuple[int, int]) -> Pairs:
+    """Of entries [K] without repeats that are in row order."""
+    to_columns = torch.sort(cols, stable=True).indices
+    return Pairs(
+        _starts(rows, shape[0]),
+        cols.to(torch.int32),
+        _starts(cols, shape[1]),
+        rows[to_columns].to(torch.int32),
+        to_columns,
+    )
+
+
+def compressed_rows(starts: Tensor, cols: Tensor, values: Tensor, n_cols: int) -> Tensor:
+    """A sparse matrix in compressed rows, for products with dense vectors and matrices."""
+    index = torch.int32 if len(values) < 2**31 else torch.int64
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+        return torch.sparse_csr_tensor(
+            starts.to(index), cols.to(index), values, (len(starts) - 1, n_cols), check_invariants=False
+        )
+
+
+def _starts(index: Tensor, n: int) -> Tensor:
+    counts = torch.bincount(index, minlength=n)
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])

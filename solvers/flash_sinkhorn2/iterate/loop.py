@@ -1,0 +1,155 @@
+"""Iterations of one problem at one eps, until the residual of the whole plan is met."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..sweep import Pass
+from .anderson import MEMORY, Anderson
+from .passes import Passes
+from .updates import Correction, corrected, lite, plain
+
+DUAL_SLACK = 10.0  # times residual^2, in eps: the dual value of a good step may fall by that much
+DUAL_ROUNDING = 1e-12  # relative
+OMITTED_SHARE = 0.25  # of the tolerance, or of the residual while that is larger: what tile pairs left out may hold
+SCREEN_SLACK = 8.0  # a mask is chosen for so much less, so that it stays valid while potentials move
+
+
+@dataclass(frozen=True)
+class Options:
+    """correction; memory of Anderson mixing, 0 for none; max_passes: a pass is all row or all column sums once;
+    deadline: a time of `time.perf_counter`, or None."""
+
+    correction: Correction = Correction.FULL
+    memory: int = MEMORY
+    max_passes: int = 1000
+    deadline: float | None = None
+
+
+@dataclass(frozen=True)
+class Check:
+    """One residual, `passes` passes into the iterations. omitted: as in `Outcome`; dual: in units of eps."""
+
+    passes: int
+    residual: float
+    omitted: float
+    dual: float
+
+
+@dataclass(eq=False)
+class Outcome:
+    """Potentials u [N], v [M] in base 2, and what is known of their plan.
+
+    residual: sum_j |sum_i P_ij - b_j| over kept tile pairs, whose row sums are exact; omitted: bound of what the others
+    add to it, or to the rows' residual. converged: whether their sum is within the tolerance.
+    """
+
+    u: Tensor
+    v: Tensor
+    residual: float
+    omitted: float
+    converged: bool
+    n_passes: int
+    n_rejected: int
+    trace: list[Check] = field(default_factory=list)
+
+
+def iterate(passes: Passes, u: Tensor, v: Tensor, *, tol: float, options: Options | None = None) -> Outcome:
+    """From potentials u [N], v [M] (base 2, kd order, finite) to a residual of at most tol, or the limits.
+
+    A row half-step, a column half-step, mixing; the residual is read once in two passes. Of corrected half-steps the
+    dual value never falls, and a mixed v which lowers it is taken back. Raises ValueError on tol <= 0.
+    """
+    if not tol > 0:
+        raise ValueError(f"tol is {tol}: give a positive residual")
+    return _Iterations(passes, u, v, tol, options or Options()).run()
+
+
+class _Iterations:
+    def __init__(self, passes: Passes, u: Tensor, v: Tensor, tol: float, options: Options):
+        self.passes, self.tol, self.options = passes, tol, options
+        self.u, self.v = u, v
+        self.mixer = Anderson(passes.y.weight, memory=options.memory)
+        self.image: Tensor | None = None  # of the last v, if v was mixed from it
+        self.best_dual, self.residual, self.omitted = -math.inf, 1.0, 0.0
+        self.robust = True
+        self.n_passes = self.n_rejected = 0
+        self.trace: list[Check] = []
+
+    def run(self) -> Outcome:
+        while True:
+            self._refresh_if_due()
+            dual = self._row_half_step()
+            if self.image is not None and self._is_worse(dual):
+                self.v, self.image, self.robust = self.image, None, True
+                self.mixer.reject()
+                self.n_rejected += 1
+                continue
+            if not math.isfinite(dual):
+                raise ArithmeticError(
+                    f"the dual value is {dual} after {self.n_passes} passes: eps is too small for these coordinates"
+                )
+            self.best_dual = max(self.best_dual, dual)
+            found = self._column_pass()
+            self.trace.append(Check(self.n_passes, self.residual, self.omitted, dual))
+            converged = self.residual + self.omitted <= self.tol
+            if converged or self._is_last():
+                return Outcome(
+                    self.u, self.v, self.residual, self.omitted, converged, self.n_passes, self.n_rejected, self.trace
+                )
+            at, plain_v = self.v, self._column_half_step(found)
+            self.v = self.mixer.next(at, plain_v)
+            self.image = plain_v if self.mixer.filled else None
+            self.robust = False
+
+    def _refresh_if_due(self) -> None:
+        share = OMITTED_SHARE * max(self.tol, min(self.residual, 1.0))
+        if not float(self.passes.omitted(self.u, self.v).amax()) <= share:
+            self.passes.refresh(self.u, self.v, share / SCREEN_SLACK)
+            self.best_dual = -math.inf  # other pairs, another dual value
+
+    def _row_half_step(self) -> float:
+        """Dual value in eps after it: of exact rows, sum P is one."""
+        passes, full = self.passes, self.options.correction is Correction.FULL
+        found = passes.row_pass(self.u, self.v, robust=self.robust, partial=full)
+        self.n_passes += 1
+        if full:
+            self.u, self.v = corrected(passes.x, passes.y, passes.coarse, self.u, self.v, found)
+        else:
+            self.u = plain(passes.x, self.u, found)
+        of_x = torch.where(passes.x.weight > 0, passes.x.weight * self.u, 0.0).sum()
+        of_y = torch.where(passes.y.weight > 0, passes.y.weight * self.v, 0.0).sum()
+        return math.log(2.0) * float(of_x + of_y)
+
+    def _is_worse(self, dual: float) -> bool:
+        slack = DUAL_SLACK * min(self.residual, 1.0) ** 2 + DUAL_ROUNDING * abs(self.best_dual)
+        return not dual >= self.best_dual - slack  # nan is worse
+
+    def _column_pass(self) -> Pass:
+        passes, partial = self.passes, self.options.correction is not Correction.NONE
+        found = passes.column_pass(self.u, self.v, robust=self.robust, partial=partial)
+        self.n_passes += 1
+        weight = passes.y.weight
+        off = torch.where(weight > 0, weight * (found.log2_sums.exp2() - 1.0).abs(), 0.0).sum()
+        self.residual, by_rows, by_columns = torch.cat([off[None], passes.omitted(self.u, self.v)]).tolist()
+        self.omitted = max(by_rows, by_columns)
+        return found
+
+    def _column_half_step(self, found: Pass) -> Tensor:
+        """v, unmixed; u moves along where the correction moves it, for the next row pass."""
+        passes = self.passes
+        if self.options.correction is Correction.FULL:
+            v, self.u = corrected(passes.y, passes.x, passes.coarse.mirrored, self.v, self.u, found)
+            return v
+        if self.options.correction is Correction.LITE:
+            return lite(passes.x, passes.y, passes.coarse, self.v, found)
+        return plain(passes.y, self.v, found)
+
+    def _is_last(self) -> bool:
+        late = self.options.deadline is not None and time.perf_counter() > self.options.deadline
+        return late or self.n_passes + 2 > self.options.max_passes

@@ -1,0 +1,67 @@
+"""Half-steps: what a pass makes of both potentials, with or without the coarse correction."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from ..correct import Coarse
+from ..geometry import TiledCloud
+from ..sweep import Pass
+
+
+class Correction(StrEnum):
+    """full: both half-steps, from the partial sums of each point; lite: the column half-step alone, from the plan's
+    mass a tile pair; none: plain half-steps."""
+
+    FULL = "full"
+    LITE = "lite"
+    NONE = "none"
+
+
+def plain(rows: TiledCloud, u: Tensor, found: Pass) -> Tensor:
+    """u [N] with which every row sum is one; unchanged where rows have no weight and no tile."""
+    return _updated(rows, u, found.log2_sums)
+
+
+def corrected(
+    rows: TiledCloud, cols: TiledCloud, coarse: Coarse, u: Tensor, v: Tensor, found: Pass
+) -> tuple[Tensor, Tensor]:
+    """u [N] and v [M] that maximise the dual value over all u and one multiplier w_J for each tile of v, as far as the
+    balance is exact: v_J + w_J, and the u with which every row sum is one.
+
+    With r_i = sum_J s_iJ and S_IJ = sum_(i in I) a_i s_iJ / r_i the dual value gains sum_J B_J w_J -
+    sum_i a_i log(sum_J s_iJ e^w_J / r_i), at least what D gains on S (`balance`), and at least what `plain` gains.
+    """
+    assert found.partial is not None
+    factor = torch.where(rows.weight > 0, rows.weight * (found.anchor.double() - found.log2_sums).exp2(), 0.0)
+    w = coarse.balance(coarse.tile_matrix(found.partial, factor), rows.mass, cols.mass)
+    sums = found.anchor.double() + coarse.corrected_sums(found.partial, w.exp()).log2()
+    return _updated(rows, u, sums), shifted(cols, v, w)
+
+
+def lite(rows: TiledCloud, cols: TiledCloud, coarse: Coarse, v: Tensor, found: Pass) -> Tensor:
+    """v [M] after a column pass at exact rows: within a tile as `plain` has it, between tiles as the plan's mass a tile
+    pair is balanced. `coarse` is that of row passes."""
+    assert found.partial is not None
+    factor = torch.where(cols.weight > 0, cols.weight * found.anchor.double().exp2(), 0.0)
+    in_column_order = coarse.mirrored.tile_matrix(found.partial, factor)
+    S = torch.empty_like(in_column_order)
+    S[coarse.pairs.to_columns] = in_column_order
+    w = coarse.balance(S, rows.mass, cols.mass)
+    col_mass = S.new_zeros(len(cols.mass)).index_add_(0, coarse.pairs.cols, S)
+    plain_w = torch.where((cols.mass > 0) & (col_mass > 0), (cols.mass / col_mass).log(), 0.0)
+    return shifted(cols, plain(cols, v, found), w - plain_w)
+
+
+def shifted(cols: TiledCloud, v: Tensor, w: Tensor) -> Tensor:
+    """v [M] + w log2(e), w [tiles] in natural logarithms."""
+    return v + (w / math.log(2.0)).repeat_interleave(cols.tree.tile)
+
+
+def _updated(rows: TiledCloud, u: Tensor, log2_sums: Tensor) -> Tensor:
+    """A point with weight always meets one: where its sum is lost, u is not finite and the dual value shows it."""
+    return torch.where((rows.weight > 0) | log2_sums.isfinite(), u - log2_sums, u)
