@@ -16,7 +16,7 @@ from .kernels import combine_kernel, sweep_kernel
 
 SMALLEST_TILE, LARGEST_TILE = 8, 64
 LARGEST_VALUES = 4  # columns of values a launch
-REGISTERS = {1: 80, 2: 96, 3: 96, 4: 128}  # by dimension, at most
+REGISTERS = {1: 80, 2: 96, 3: 96, 4: 128}  # a thread may have, by dimension
 
 
 @dataclass(eq=False)
@@ -63,6 +63,7 @@ def frame(cloud: TiledCloud, potential: Tensor, k: Tensor, offset: Tensor | None
     n, tile = potential.shape[0], cloud.tree.tile
     if not SMALLEST_TILE <= tile <= LARGEST_TILE:
         raise ValueError(f"tiles have {tile} points: on a GPU choose {SMALLEST_TILE} to {LARGEST_TILE}")
+    potential = potential.contiguous()
     packed = torch.empty(d + 1, n, device=potential.device, dtype=torch.float32)
     shifted = potential if offset is None else torch.empty_like(potential)
     frames = torch.empty(2 * d + 2, tiles, device=potential.device, dtype=torch.float64)
@@ -87,7 +88,7 @@ class _Sweep:
     """Everything of a pass but the rows' potentials."""
 
     def __init__(self, rows: TiledCloud, cols: TiledCloud, starts: Tensor, lists: Tensor, v: Tensor, k: float) -> None:
-        self.rows, self.starts, self.lists = rows, starts, lists
+        self.rows, self.starts, self.lists = rows, starts.contiguous(), lists.contiguous()
         self.k = torch.full((1,), k, dtype=torch.float64, device=v.device)
         self.items = items_of(starts, lists.shape[0])
         self.col_tiles = cols.tree.tiles
