@@ -18,6 +18,7 @@ DUAL_SLACK = 10.0  # times residual^2, in eps: the dual value of a good step may
 DUAL_ROUNDING = 1e-12  # relative
 OMITTED_SHARE = 0.25  # of the tolerance, or of the residual while that is larger: what tile pairs left out may hold
 SCREEN_SLACK = 8.0  # a mask is chosen for so much less, so that it stays valid while potentials move
+MOST_OMITTED = 0.5  # above, the bound says nothing of a half-step
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,6 @@ class _Iterations:
 
     def run(self) -> Outcome:
         while True:
-            self._refresh_if_due()
             dual = self._row_half_step()
             if self.image is not None and self._is_worse(dual):
                 self.v, self.image, self.robust = self.image, None, True
@@ -94,10 +94,20 @@ class _Iterations:
                 raise ArithmeticError(
                     f"the dual value is {dual} after {self.n_passes} passes: eps is too small for these coordinates"
                 )
-            self.best_dual = max(self.best_dual, dual)
+            left_out = float(self.passes.omitted(self.u, self.v).amax())
+            # without pairs the dual value is too large, by -log(1 - what rows leave out)
+            if left_out <= MOST_OMITTED:
+                self.best_dual = max(self.best_dual, dual - 2 * left_out)
+            share = OMITTED_SHARE * max(self.tol, min(self.residual, 1.0))
+            exact_rows = left_out <= share
+            if not exact_rows:
+                self.passes.refresh(self.u, self.v, share / SCREEN_SLACK)
+                if not left_out <= MOST_OMITTED and not self._is_last():
+                    self.robust = True  # rows may have lost what mattered: take the half-step again
+                    continue
             found = self._column_pass()
             self.trace.append(Check(self.n_passes, self.residual, self.omitted, dual))
-            converged = self.residual + self.omitted <= self.tol
+            converged = exact_rows and self.residual + self.omitted <= self.tol
             if converged or self._is_last():
                 return Outcome(
                     self.u, self.v, self.residual, self.omitted, converged, self.n_passes, self.n_rejected, self.trace
@@ -106,12 +116,6 @@ class _Iterations:
             self.v = self.mixer.next(at, plain_v)
             self.image = plain_v if self.mixer.filled else None
             self.robust = False
-
-    def _refresh_if_due(self) -> None:
-        share = OMITTED_SHARE * max(self.tol, min(self.residual, 1.0))
-        if not float(self.passes.omitted(self.u, self.v).amax()) <= share:
-            self.passes.refresh(self.u, self.v, share / SCREEN_SLACK)
-            self.best_dual = -math.inf  # other pairs, another dual value
 
     def _row_half_step(self) -> float:
         """Dual value in eps after it: of exact rows, sum P is one."""
