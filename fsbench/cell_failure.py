@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import traceback
 
 from fsbench.api import Unsupported
@@ -15,10 +17,18 @@ def describe_failure(exc: BaseException, phase: Phase) -> Record:
         return {"status": Status.UNSUPPORTED.value, "status_detail": reason, "traceback": None, "phase": phase.value}
     return {
         "status": (Status.OOM if is_out_of_memory(exc) else Status.ERROR).value,
-        "status_detail": f"{type(exc).__name__}: {exc}".strip(),
-        "traceback": "".join(traceback.format_exception(exc)),
+        "status_detail": without_folders(f"{type(exc).__name__}: {exc}".strip()),
+        "traceback": without_folders("".join(traceback.format_exception(exc))),
         "phase": (Phase.IMPORT if isinstance(exc, ImportError) else phase).value,
     }
+
+
+def without_folders(text: str) -> str:
+    """text with files named relative to the folders that Python imports from: records are published."""
+    folders = {os.path.abspath(folder) for folder in (*sys.path, os.getcwd())} - {os.sep}
+    for folder in sorted(folders, key=len, reverse=True):
+        text = text.replace(folder + os.sep, "")
+    return text
 
 
 def is_out_of_memory(exc: BaseException) -> bool:

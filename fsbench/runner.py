@@ -26,6 +26,7 @@ import yaml
 
 from fsbench import counters, records
 from fsbench.api import Cell
+from fsbench.cell_failure import without_folders
 from fsbench.compose import ConfigError
 from fsbench.env import code_id, environment, has_gpu
 from fsbench.history import History
@@ -318,7 +319,8 @@ def _inferred(smaller: Record) -> dict[str, Any]:
 
 
 def _describe_death(death: WorkerDied, phase: Phase) -> dict[str, Any]:
-    columns: dict[str, Any] = {"phase": phase, "exit_code": death.exit_code, "traceback": death.log_tail or None}
+    log = without_folders(death.log_tail) or None
+    columns: dict[str, Any] = {"phase": phase, "exit_code": death.exit_code, "traceback": log}
     if death.oom_killed:
         return columns | {"status": Status.OOM, "status_detail": "killed by the kernel's out-of-memory killer"}
     if death.exit_code >= 0:

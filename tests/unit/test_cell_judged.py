@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -113,6 +115,17 @@ def test_failures_are_named(error: BaseException, status: str, phase: str) -> No
     assert (got["status"], got["phase"]) == (status, phase)
     assert str(error) in got["status_detail"]
     assert (got["traceback"] is None) == (status == "unsupported")
+
+
+def test_failures_name_no_folder_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "breaking.py").write_text("def solve():\n    raise RuntimeError(f'called from {__file__}')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RuntimeError) as caught:
+        importlib.import_module("breaking").solve()
+    got = describe_failure(caught.value, Phase.WARMUP)
+    assert got["status_detail"] == "RuntimeError: called from breaking.py"
+    assert 'File "breaking.py", line 2, in solve' in got["traceback"]
+    assert str(tmp_path) not in got["traceback"] and str(Path(__file__).parent) not in got["traceback"]
 
 
 @pytest.mark.parametrize("target", ["no_such_package.Solver", f"{__name__}.Misspelt"])
