@@ -43,8 +43,9 @@ def test_trees_and_screens_on_a_gpu_are_those_of_the_cpu(n, m, d):
     for one, other in zip(on_cpu[1], on_gpu[1], strict=True):
         pairs, others = ((mask.row_of_entries() * len(mask.col_bound) + mask.cols).cpu() for mask in (one, other))
         different = ~torch.isin(pairs, others), ~torch.isin(others, pairs)
-        # rounding decides of some last pair whether it still fits into a tile's budget
-        assert sum(int(some.sum()) for some in different) <= 1e-3 * len(pairs)
+        # in one tile of a thousand rounding may decide whether its last pair still fits into the budget
+        tiles = len(one.row_bound) + len(one.col_bound)
+        assert sum(int(some.sum()) for some in different) <= 1e-3 * tiles
         close = torch.isclose(one.row_bound, other.row_bound.cpu(), rtol=1e-5, atol=0)
         assert (~close).double().mean() <= 0.01
 
