@@ -14,7 +14,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from solvers.flash_sinkhorn.sweeps.kernels import sweep_kernel
-from solvers.flash_sinkhorn.sweeps.tiles import LARGEST_DIRECT_DIMENSION, Precision, Tile, padded_dimension, sweep_tile
+from solvers.flash_sinkhorn.sweeps.tiles import (
+    LARGEST_DIRECT_DIMENSION,
+    Precision,
+    Tile,
+    fitted,
+    padded_dimension,
+    sweep_tile,
+)
 
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 
@@ -74,9 +81,12 @@ def inspect(cubin: bytes) -> dict[str, object]:
 
 if __name__ == "__main__":
     for argument in sys.argv[1:]:
-        name, d = argument.split(":")
+        name, d, *size = argument.split(":")
+        tile = sweep_tile(Precision(name), int(d))
+        if size == ["small"]:
+            tile = fitted(tile, 1024, 1024, multiprocessors=132)
         for rows_are_x in (True, False):
-            kernel = compile_sweep(Precision(name), int(d), rows_are_x)
+            kernel = compile_sweep(Precision(name), int(d), rows_are_x, tile)
             print(json.dumps({"variant": argument, "rows_are_x": rows_are_x, **inspect(kernel.asm["cubin"])}))
             if Precision(name) is not Precision.MIXED or Precision(name).packs(int(d)):
                 break  # both directions are the same kernel

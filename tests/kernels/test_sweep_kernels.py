@@ -21,6 +21,7 @@ pytest.importorskip("triton")
 HERE = Path(__file__).parent
 VARIANTS = ["exact:1", "exact:3", "exact:16", "fast:1", "fast:3", "mixed:5"]
 VARIANTS += [f"{precision}:{d}" for precision in ("fast", "mixed", "exact") for d in (64, 128, 512)]
+VARIANTS += [f"{precision}:{d}:small" for precision in ("fast", "exact") for d in (64, 128, 512)]
 
 
 def run_script(name: str, *arguments: str, interpret: bool) -> list[dict]:
@@ -48,7 +49,7 @@ def test_half_steps_agree_with_float64_under_the_interpreter():
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_sweep_compiles_for_sm_90_without_spills(variant):
-    precision, d = variant.split(":")
+    precision, d = variant.split(":")[:2]
     packed = Precision(precision).packs(int(d))
     kernels = run_script("compile_sweeps.py", variant, interpret=False)
     assert len(kernels) == (2 if precision == "mixed" and not packed else 1)

@@ -13,7 +13,7 @@ import torch
 
 from solvers.flash_sinkhorn import Precision, solve
 from solvers.flash_sinkhorn.inputs.checks import checked_inputs
-from solvers.flash_sinkhorn.sweeps.tiles import column_splits
+from solvers.flash_sinkhorn.sweeps.tiles import column_splits, fitted, sweep_tile
 
 
 def normal(n, d, seed=0, dtype=torch.float32):
@@ -222,6 +222,19 @@ def test_time_limit_stops_the_solve(device):
     x, y = normal(2000, 3).to(device), (normal(2000, 3, 1) + 3).to(device)
     result = solve(x, y, eps=1e-4, tol=1e-9, max_seconds=0.3)
     assert result.converged is False and result.trace[-1].seconds < 5.0
+
+
+@pytest.mark.parametrize("precision", Precision)
+@pytest.mark.parametrize("d", [3, 64, 128, 512])
+def test_small_clouds_get_small_tiles_where_larger_ones_would_leave_multiprocessors_idle(precision, d):
+    tile = sweep_tile(precision, d)
+    small = fitted(tile, 1024, 1024, multiprocessors=132)
+    programs = (1024 // small.rows) * (1024 // small.cols // 2)
+    assert (
+        programs >= min(128, (1024 // tile.rows) * (1024 // tile.cols // 2)) and small.coordinates == tile.coordinates
+    )
+    assert fitted(tile, 50176, 50176, multiprocessors=132) == tile
+    assert fitted(small, 1024, 1024, multiprocessors=132) == small
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ SMALLEST_DOT_DIMENSION = 16
 LARGEST_PACKED_DIMENSION = 5  # up to here the three products of split points fit into one
 HOPPER_SHARED_BYTES = 227 * 1024
 REGISTERS = 1 << 16  # of a multiprocessor
+SMALL_TILE = 64  # rows and columns, for clouds of some thousand points
 
 
 class Precision(StrEnum):
@@ -94,19 +95,32 @@ def sweep_tile(precision: Precision, d: int, shared_bytes: int = HOPPER_SHARED_B
     return Tile(128, 128, 64, 8, 3, 1)
 
 
+def fitted(tile: Tile, n_padded: int, m_padded: int, multiprocessors: int) -> Tile:
+    """The tile, or a smaller one where its programs would leave multiprocessors without work."""
+    if tile.rows * tile.cols <= SMALL_TILE**2:
+        return tile
+    sides = ((n_padded, m_padded), (m_padded, n_padded))
+    if min(rows // tile.rows * _most_splits(cols // tile.cols) for rows, cols in sides) >= multiprocessors:
+        return tile
+    return Tile(SMALL_TILE, SMALL_TILE, tile.coordinates, 4, 2, 1)
+
+
 def column_splits(n_row_blocks: int, n_col_tiles: int, slots: int) -> int:
     """Into how many programs to split each row block's columns, so that the last wave of programs is full.
 
     `slots` programs run at once. Fewest splits within 2 % of the best balance.
     """
-    largest = max(1, min(n_col_tiles // 2, 32))
     costs = []
-    for splits in range(1, largest + 1):
+    for splits in range(1, _most_splits(n_col_tiles) + 1):
         waves = math.ceil(n_row_blocks * splits / slots)
         costs.append(waves * math.ceil(n_col_tiles / splits))
     best = min(costs)
     fewest = 1 + next(i for i, cost in enumerate(costs) if cost <= 1.02 * best)
     return math.ceil(n_col_tiles / math.ceil(n_col_tiles / fewest))  # no split without tiles
+
+
+def _most_splits(n_col_tiles: int) -> int:
+    return max(1, min(n_col_tiles // 2, 32))
 
 
 def _power_of_two(value: int) -> int:

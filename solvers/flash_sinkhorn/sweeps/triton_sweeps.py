@@ -20,6 +20,7 @@ from .tiles import (
     Precision,
     Tile,
     column_splits,
+    fitted,
     padded_dimension,
     sweep_tile,
 )
@@ -63,7 +64,11 @@ class TritonSweeps(Sweeps[StoredCloud]):
         self.packed = precision.packs(d)
         self.direct = d <= LARGEST_DIRECT_DIMENSION and not self.packed
         self.rounded = not self.packed and not self.direct and precision is not Precision.EXACT
-        self.tile = tile or sweep_tile(precision, d, _shared_bytes(inputs.x.device))
+        n_padded, m_padded = _round_up(inputs.x.shape[0]), _round_up(inputs.y.shape[0])
+        multiprocessors = _multiprocessors(inputs.x.device)
+        self.tile = tile or fitted(
+            sweep_tile(precision, d, _shared_bytes(inputs.x.device)), n_padded, m_padded, multiprocessors
+        )
         self.unit = 1.0 if self.direct else inputs.unit
         self.scale = 0.0
         self._launches: dict[tuple[object, ...], Launch] = {}  # of these two clouds
@@ -74,8 +79,7 @@ class TritonSweeps(Sweeps[StoredCloud]):
             "BD": self.tile.coordinates,
             "DIRECT": self.direct,
         }
-        n_padded, m_padded = _round_up(inputs.x.shape[0]), _round_up(inputs.y.shape[0])
-        slots = _multiprocessors(inputs.x.device) * self.tile.resident
+        slots = multiprocessors * self.tile.resident
         pairs = not self.direct and not self.packed
         x_split, y_split = pairs and precision.splits_x, pairs and precision.splits_y
         blocks = max(n_padded, m_padded) // self.tile.rows
