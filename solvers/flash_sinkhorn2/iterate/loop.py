@@ -99,15 +99,14 @@ class _Iterations:
             if left_out <= MOST_OMITTED:
                 self.best_dual = max(self.best_dual, dual - 2 * left_out)
             share = OMITTED_SHARE * max(self.tol, min(self.residual, 1.0))
-            exact_rows = left_out <= share
-            if not exact_rows:
+            if left_out > share or not math.isfinite(left_out):
                 self.passes.refresh(self.u, self.v, share / SCREEN_SLACK)
                 if not left_out <= MOST_OMITTED and not self._is_last():
                     self.robust = True  # rows may have lost what mattered: take the half-step again
                     continue
-            found = self._column_pass()
+            found = self._column_pass(left_out)
             self.trace.append(Check(self.n_passes, self.residual, self.omitted, dual))
-            converged = exact_rows and self.residual + self.omitted <= self.tol
+            converged = self.residual + self.omitted <= self.tol
             if converged or self._is_last():
                 return Outcome(
                     self.u, self.v, self.residual, self.omitted, converged, self.n_passes, self.n_rejected, self.trace
@@ -134,14 +133,15 @@ class _Iterations:
         slack = DUAL_SLACK * min(self.residual, 1.0) ** 2 + DUAL_ROUNDING * abs(self.best_dual)
         return not dual >= self.best_dual - slack  # nan is worse
 
-    def _column_pass(self) -> Pass:
+    def _column_pass(self, left_out: float) -> Pass:
+        """left_out: of the mask with which rows were made exact; a new one changes nothing in what they sum to."""
         passes, partial = self.passes, self.options.correction is not Correction.NONE
         found = passes.column_pass(self.u, self.v, robust=self.robust, partial=partial)
         self.n_passes += 1
         weight = passes.y.weight
         off = torch.where(weight > 0, weight * (found.log2_sums.exp2() - 1.0).abs(), 0.0).sum()
-        self.residual, by_rows, by_columns = torch.cat([off[None], passes.omitted(self.u, self.v)]).tolist()
-        self.omitted = max(by_rows, by_columns)
+        self.residual, by_columns = torch.stack([off, passes.omitted(self.u, self.v)[1]]).tolist()
+        self.omitted = max(left_out, by_columns)
         return found
 
     def _column_half_step(self, found: Pass) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -9,10 +10,12 @@ from torch import Tensor
 
 from ..correct import Coarse
 from ..geometry import TiledCloud
-from ..screen import Mask, screen
-from ..sweep import Pass, sweep
+from ..screen import Mask, screen, thin
+from ..sweep import Pass, sweep, tile_maxima
 
 LARGEST_PLAIN = 60.0  # of a row's |log2 sum|: times multipliers of e^-30 to e^30 it is within float32 still
+SCREENED_SHARE = 0.25  # of a budget: bounds of boxes are a few times what is there, the rest is for measured sums
+LEAST_LOG2_SUM = -1000.0  # of rows that meet nothing
 
 
 class Passes(Protocol):
@@ -38,39 +41,86 @@ class Passes(Protocol):
 class ScreenedPasses:
     """Of two clouds at k = cost_scale log2(e) / eps. Without a mask until the first `refresh`, unless given one.
 
-    n_screens: how often tile pairs were chosen.
+    A refreshed mask is thinned once a row pass and a column pass have measured what each tile pair holds.
+    n_screens: how often tile pairs were chosen; pairs_done: point pairs that passes went over.
     """
 
     def __init__(self, x: TiledCloud, y: TiledCloud, k: float, *, mask: Mask | None = None):
         self.x, self.y, self.k = x, y, k
-        self.n_screens = 0
-        self._screened_at: tuple[Tensor, Tensor] | None = None
+        self.n_screens, self.pairs_done = 0, 0.0
+        self._at: tuple[Tensor, Tensor] | None = None  # where the mask's bounds hold
+        self._budget: float | None = None  # to thin to
+        self._measured: dict[bool, tuple[Tensor, Tensor, Tensor]] = {}  # by rows: tile maxima, and where
         if mask is not None:
             self._take(mask)
 
     def refresh(self, u: Tensor, v: Tensor, budget: float) -> None:
-        self._take(screen(self.x, self.y, u, v, self.k, budget=budget))
-        self._screened_at = u, v
+        self._take(screen(self.x, self.y, u, v, self.k, budget=SCREENED_SHARE * budget))
+        self._at, self._budget, self._measured = (u, v), budget, {}
         self.n_screens += 1
 
     def _take(self, mask: Mask) -> None:
         self.mask, self.coarse = mask, Coarse(mask, self.x.tree, self.y.tree)
 
+    def _thin(self) -> None:
+        """By what the last passes measured, moved to where the last of them was."""
+        assert self._budget is not None
+        mask, (u, v) = self.mask, self._measured[False][1:]
+        i, j = mask.row_of_entries(), mask.cols.long()
+        largest = []
+        for by_rows in (True, False):
+            maxima, *at = self._measured[by_rows]
+            if not by_rows:
+                maxima = torch.empty_like(maxima).scatter_(0, mask.to_columns, maxima)
+            rise_u, rise_v = self._rises(u, v, (at[0], at[1]))
+            largest.append(maxima * (rise_u[i] + rise_v[j]).clamp_min(-1e4).exp2())
+        row_bound, col_bound = self._bounds(u, v)
+        mask = replace(mask, row_bound=row_bound, col_bound=col_bound)
+        self._take(thin(mask, largest[0], largest[1], self._budget))
+        self._at, self._budget, self._measured = (u, v), None, {}
+
+    def _rises(self, u: Tensor, v: Tensor, at: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return _tile_rise(self.x, u - at[0]), _tile_rise(self.y, v - at[1])
+
+    def _bounds(self, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """The mask's, at u, v: sums grow by 2^(increase of u + increase of v) at most, the tile's own and the largest
+        opposite it. 0 for tiles without weight."""
+        if self._at is None:
+            return self.mask.row_bound, self.mask.col_bound
+        rise_u, rise_v = self._rises(u, v, self._at)
+        rows = self.mask.row_bound * (rise_u + rise_v.amax()).exp2()
+        cols = self.mask.col_bound * (rise_v + rise_u.amax()).exp2()
+        return torch.where(self.x.mass > 0, rows, 0.0), torch.where(self.y.mass > 0, cols, 0.0)
+
     def omitted(self, u: Tensor, v: Tensor) -> Tensor:
-        """Sums grow by 2^(increase of u + increase of v) at most: the tile's own, and the largest opposite it."""
-        if self._screened_at is None:
-            return u.new_zeros(2)
-        old_u, old_v = self._screened_at
-        rise_u, rise_v = _tile_rise(self.x, u - old_u), _tile_rise(self.y, v - old_v)
-        rows = self.x.mass * self.mask.row_bound * (rise_u + rise_v.amax()).exp2()
-        cols = self.y.mass * self.mask.col_bound * (rise_v + rise_u.amax()).exp2()
-        return torch.stack([rows.nansum(), cols.nansum()])  # a tile without mass is 0 times anything
+        rows, cols = self._bounds(u, v)
+        return torch.stack([(self.x.mass * rows).sum(), (self.y.mass * cols).sum()])
 
     def row_pass(self, u: Tensor, v: Tensor, *, robust: bool, partial: bool) -> Pass:
-        return self._pass(self.x, self.y, self.mask.row_starts, self.mask.cols, u, v, robust, partial)
+        if len(self._measured) == 2:
+            self._thin()
+        mask = self.mask
+        partial = partial or self._budget is not None
+        found = self._pass(self.x, self.y, mask.row_starts, mask.cols, u, v, robust, partial)
+        if self._budget is not None:
+            self._measured = {True: (tile_maxima(self.x, mask.row_starts, found), u, v)}
+        return self._without_lost_rows(found, self.x, 0, u, v)
 
     def column_pass(self, u: Tensor, v: Tensor, *, robust: bool, partial: bool) -> Pass:
-        return self._pass(self.y, self.x, self.mask.col_starts, self.mask.rows, v, u, robust, partial)
+        mask = self.mask
+        partial = partial or self._budget is not None
+        found = self._pass(self.y, self.x, mask.col_starts, mask.rows, v, u, robust, partial)
+        if self._measured:
+            self._measured[False] = tile_maxima(self.y, mask.col_starts, found), u, v
+        return self._without_lost_rows(found, self.y, 1, u, v)
+
+    def _without_lost_rows(self, found: Pass, rows: TiledCloud, side: int, u: Tensor, v: Tensor) -> Pass:
+        """A row that meets no tile sums to its bound at most: with that it may rise, and soon meets some."""
+        lost = (found.log2_sums == -torch.inf) & (rows.weight > 0)
+        if not bool(lost.any()):
+            return found
+        most = self._bounds(u, v)[side].log2().clamp(min=LEAST_LOG2_SUM).repeat_interleave(rows.tree.tile)
+        return Pass(torch.where(lost, most, found.log2_sums), found.partial, found.anchor)
 
     def _pass(
         self,
@@ -84,6 +134,7 @@ class ScreenedPasses:
         partial: bool,
     ) -> Pass:
         found = sweep(rows, cols, starts, lists, u, v, self.k, robust=robust, partial=partial)
+        self.pairs_done += float(len(lists)) * rows.tree.tile**2
         flagged = ~(found.log2_sums.abs() <= LARGEST_PLAIN) & (rows.weight > 0)
         if robust or not bool(flagged.any()):
             return found

@@ -40,6 +40,7 @@ def corrected(
     factor = torch.where(rows.weight > 0, rows.weight * (found.anchor.double() - found.log2_sums).exp2(), 0.0)
     w = coarse.balance(coarse.tile_matrix(found.partial, factor), rows.mass, cols.mass)
     sums = found.anchor.double() + coarse.corrected_sums(found.partial, w.exp()).log2()
+    sums = torch.where(sums == -torch.inf, found.log2_sums, sums)
     return _updated(rows, u, sums), shifted(cols, v, w)
 
 

@@ -1,6 +1,7 @@
 """Tile pairs that matter, found by walking both trees; what the others hold is bounded a row and a column."""
 
+from .every_pair import every_pair
 from .mask import Mask, thin
 from .screen import screen
 
-__all__ = ["Mask", "screen", "thin"]
+__all__ = ["Mask", "every_pair", "screen", "thin"]

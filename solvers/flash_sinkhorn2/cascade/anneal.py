@@ -1,0 +1,69 @@
+"""The coarsest level: from potentials of zero at the largest eps down to its own, one eps after another."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor
+
+from ..geometry import TiledCloud
+from ..iterate import Options, Outcome, ScreenedPasses, iterate
+
+RATIO = 0.25  # from one eps to the next
+TOLERANCE, MOST_PASSES = 0.05, 40  # of each
+
+
+def annealed(
+    passes: ScreenedPasses, *, eps: float, cost_scale: float, tol: float, options: Options
+) -> tuple[Outcome, int]:
+    """The outcome at eps, to `tol`, of passes over all tile pairs; and passes at larger eps.
+
+    Each eps starts from the linear continuation in eps of the two before.
+    """
+    u, v = torch.zeros_like(passes.x.weight), torch.zeros_like(passes.y.weight)
+    taken = 0
+    solved: list[tuple[float, Tensor]] = []  # eps, v eps
+    largest = RATIO * squared_diameter(passes.x, passes.y) * cost_scale
+    for level in _epsilons(largest, eps):
+        allowed = min(MOST_PASSES, options.max_passes - 2 - taken)
+        if allowed < 2:
+            break
+        v = _continued(solved, level, v)
+        passes.k = cost_scale * math.log2(math.e) / level
+        found = iterate(passes, u, v, tol=TOLERANCE, options=dataclasses.replace(options, max_passes=allowed))
+        taken += found.n_passes
+        u, v = found.u, found.v
+        solved = [*solved[-1:], (level, v * level)]
+    v = _continued(solved, eps, v)
+    passes.k = cost_scale * math.log2(math.e) / eps
+    options = dataclasses.replace(options, max_passes=options.max_passes - taken)
+    return iterate(passes, u, v, tol=tol, options=options), taken
+
+
+def squared_diameter(x: TiledCloud, y: TiledCloud) -> float:
+    """Of the box of all points with weight."""
+    low, high = [], []
+    for cloud in (x, y):
+        solid = cloud.mass[:, None] > 0
+        low.append(torch.where(solid, cloud.centre - cloud.half_box, torch.inf).amin(0))
+        high.append(torch.where(solid, cloud.centre + cloud.half_box, -torch.inf).amax(0))
+    return float((torch.maximum(*high) - torch.minimum(*low)).square().sum())
+
+
+def _epsilons(largest: float, eps: float) -> list[float]:
+    if largest <= eps:
+        return []
+    return [largest * RATIO**i for i in range(math.ceil(math.log(eps / largest) / math.log(RATIO)))]
+
+
+def _continued(solved: list[tuple[float, Tensor]], eps: float, v: Tensor) -> Tensor:
+    """v at eps; u follows in the first half-step."""
+    if not solved:
+        return v
+    last, g = solved[-1]
+    if len(solved) == 2:
+        before, old = solved[0]
+        g = g + (g - old) * ((eps - last) / (last - before))
+    return g / eps
