@@ -76,7 +76,7 @@ regress: $(READY) ## this GPU's speed against results/baseline, fails on a signi
 	$(GATE) || { echo "measured once more: runs of one code differ by more than samples of one run"; \
 	$(FSBENCH) run experiment=regress redo=true && $(GATE); }
 
-readme: $(READY) ## refill the README's tables and figures from results/published
+readme: $(READY) ## refill the READMEs' tables and figures from results/published
 	$(RUN) -m experiments.readme
 
 doctor: $(READY) ## what is installed, which solvers run here and why the others do not

@@ -1,6 +1,6 @@
-"""Keep the README's tables equal to the published records, so that none of its numbers is typed by hand.
+"""Keep the READMEs' tables equal to the published records, so that none of their numbers is typed by hand.
 
-`python -m experiments.readme` writes every published report again and fills the README's marked blocks;
+`python -m experiments.readme` writes every published report again and fills the marked blocks of all READMEs;
 `--check` changes nothing and fails if a block differs from the records. A block is
 
     <!-- generated: EXPERIMENT/GPU[/TABLE] -->
@@ -13,6 +13,7 @@ where TABLE names a table of the report (default: table) or, ending in .png or .
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from pathlib import Path
 from experiments.publish import PUBLISHED, publish, published
 from fsbench.compose import ROOT
 
+READMES = [ROOT / "README.md", *sorted((ROOT / "solvers").glob("*/README.md"))]
 _BLOCK = re.compile(r"(<!-- generated: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -53,30 +55,38 @@ def block_from(reports: Path, linked: str) -> Callable[[str], str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 up to date or written, 1 stale blocks under --check, 2 a block that no report fills."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.readme", description="Fill the README from records.")
-    parser.add_argument("--check", action="store_true", help="change nothing; fail if the README differs")
-    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    parser = argparse.ArgumentParser(prog="python -m experiments.readme", description="Fill READMEs from records.")
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if a README differs")
+    parser.add_argument("--readme", type=Path, nargs="+", default=READMES)
     parser.add_argument("--published", type=Path, default=PUBLISHED, help="folder of <gpu>/<experiment>.parquet")
     options = parser.parse_args(arguments)
-    readme = options.readme.read_text(encoding="utf-8")
-    linked = options.published.resolve().relative_to(options.readme.parent.resolve()).as_posix()
     try:
         if not options.check:
             for parquet in published(options.published):
                 publish(parquet)
-            text = filled(readme, block_from(options.published, linked))
-            options.readme.write_text(text, encoding="utf-8")
+            for path in options.readme:
+                block = block_from(options.published, _link(path, options.published))
+                path.write_text(filled(path.read_text(encoding="utf-8"), block), encoding="utf-8")
             return 0
+        old = []
         with tempfile.TemporaryDirectory() as folder:
             for parquet in published(options.published):
                 publish(parquet, Path(folder) / parquet.parent.name / parquet.stem)
-            old = stale(readme, block_from(Path(folder), linked))
+            for path in options.readme:
+                block = block_from(Path(folder), _link(path, options.published))
+                old += [(path, name) for name in stale(path.read_text(encoding="utf-8"), block)]
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    for name in old:
-        print(f"README block '{name}' differs from the records: run python -m experiments.readme", file=sys.stderr)
+    for path, name in old:
+        found = f"block '{name}' of {os.path.relpath(path)} differs from the records"
+        print(f"{found}: run python -m experiments.readme", file=sys.stderr)
     return 1 if old else 0
+
+
+def _link(readme: Path, published: Path) -> str:
+    """From the folder of a README to that of the reports."""
+    return Path(os.path.relpath(published, readme.parent)).as_posix()
 
 
 if __name__ == "__main__":

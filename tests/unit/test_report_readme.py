@@ -51,12 +51,21 @@ def test_blocks_are_filled_and_the_rest_is_left(folder, capsys):
     assert run(folder) == 0 and (folder / "README.md").read_text() == text
 
 
+def test_figures_are_linked_from_where_a_readme_is(folder):
+    path = folder / "solvers" / "README.md"
+    path.parent.mkdir()
+    path.write_text("<!-- generated: table2/h200/time.png -->\n<!-- end -->\n")
+    assert readme.main(["--readme", str(path), "--published", str(folder / "results" / "published")]) == 0
+    assert "](../results/published/h200/table2/time.png)" in path.read_text()
+
+
 def test_a_changed_number_is_found(folder, capsys):
     run(folder)
     path = folder / "README.md"
     path.write_text(path.read_text().replace("| 123 |", "| 12 |"))
     assert run(folder, "--check") == 1
-    assert "'table2/h200' differs" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "'table2/h200' of" in said and "README.md differs" in said
 
 
 @pytest.mark.parametrize("name", ["table9/h200", "table2", "table2/h100", "table2/h200/nothing", "a/b/c/d"])
