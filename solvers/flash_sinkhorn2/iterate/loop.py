@@ -17,8 +17,10 @@ from .updates import Correction, corrected, lite, plain
 DUAL_SLACK = 10.0  # times residual^2, in eps: the dual value of a good step may fall by that much
 DUAL_ROUNDING = 1e-12  # relative
 OMITTED_SHARE = 0.25  # of the tolerance, or of the residual while that is larger: what tile pairs left out may hold
-SCREEN_SLACK = 8.0  # a mask is chosen for so much less, so that it stays valid while potentials move
-MOST_OMITTED = 0.5  # above, the bound says nothing of a half-step
+SCREEN_SLACK = 8.0  # a mask is chosen for so much less at least, so that it stays valid while potentials move
+SLACK_GROWTH, MOST_SLACK = 16.0, 1e5  # where they move far: pairs kept grow with the logarithm only
+SHORT_LIFE = 4  # passes
+MOST_OMITTED = 0.5  # above, a half-step says nothing of the dual value
 
 
 @dataclass(frozen=True)
@@ -77,9 +79,10 @@ class _Iterations:
         self.u, self.v = u, v
         self.mixer = Anderson(passes.y.weight, memory=options.memory)
         self.image: Tensor | None = None  # of the last v, if v was mixed from it
-        self.best_dual, self.residual, self.omitted = -math.inf, 1.0, 0.0
+        self.best_dual, self.residual, self.omitted, self.mass = -math.inf, 1.0, 0.0, 1.0
         self.robust = True
         self.n_passes = self.n_rejected = 0
+        self.slack, self.refreshed_at = SCREEN_SLACK, -SHORT_LIFE - 1
         self.trace: list[Check] = []
 
     def run(self) -> Outcome:
@@ -94,27 +97,35 @@ class _Iterations:
                 raise ArithmeticError(
                     f"the dual value is {dual} after {self.n_passes} passes: eps is too small for these coordinates"
                 )
-            left_out = float(self.passes.omitted(self.u, self.v).amax())
+            left_out = float(self.passes.omitted(self.u, self.v))
             # without pairs the dual value is too large, by -log(1 - what rows leave out)
             if left_out <= MOST_OMITTED:
                 self.best_dual = max(self.best_dual, dual - 2 * left_out)
             share = OMITTED_SHARE * max(self.tol, min(self.residual, 1.0))
-            if left_out > share or not math.isfinite(left_out):
-                self.passes.refresh(self.u, self.v, share / SCREEN_SLACK)
-                if not left_out <= MOST_OMITTED and not self._is_last():
-                    self.robust = True  # rows may have lost what mattered: take the half-step again
-                    continue
-            found = self._column_pass(left_out)
+            if not left_out <= share:
+                self._refresh(share)
+            found = self._column_pass()
             self.trace.append(Check(self.n_passes, self.residual, self.omitted, dual))
             converged = self.residual + self.omitted <= self.tol
             if converged or self._is_last():
                 return Outcome(
                     self.u, self.v, self.residual, self.omitted, converged, self.n_passes, self.n_rejected, self.trace
                 )
+            if self.mass - 1 > MOST_OMITTED:
+                self.robust = True  # rows had lost what matters: take their half-step again
+                continue
             at, plain_v = self.v, self._column_half_step(found)
             self.v = self.mixer.next(at, plain_v)
             self.image = plain_v if self.mixer.filled else None
             self.robust = False
+
+    def _refresh(self, share: float) -> None:
+        """The sooner the last mask became invalid, the more slack the next one has."""
+        lasted = self.n_passes - self.refreshed_at
+        factor = SLACK_GROWTH if lasted <= SHORT_LIFE else 1.0 / SLACK_GROWTH
+        self.slack = min(max(self.slack * factor, SCREEN_SLACK), MOST_SLACK)
+        self.passes.refresh(self.u, self.v, share / self.slack)
+        self.refreshed_at = self.n_passes
 
     def _row_half_step(self) -> float:
         """Dual value in eps after it: of exact rows, sum P is one."""
@@ -133,15 +144,16 @@ class _Iterations:
         slack = DUAL_SLACK * min(self.residual, 1.0) ** 2 + DUAL_ROUNDING * abs(self.best_dual)
         return not dual >= self.best_dual - slack  # nan is worse
 
-    def _column_pass(self, left_out: float) -> Pass:
-        """left_out: of the mask with which rows were made exact; a new one changes nothing in what they sum to."""
+    def _column_pass(self) -> Pass:
+        """Also the residual. Rows summed to one over what was kept then, so they miss nothing and have, all together,
+        the plan's mass less one too much: no more than columns are off, whatever is kept now."""
         passes, partial = self.passes, self.options.correction is not Correction.NONE
         found = passes.column_pass(self.u, self.v, robust=self.robust, partial=partial)
         self.n_passes += 1
         weight = passes.y.weight
-        off = torch.where(weight > 0, weight * (found.log2_sums.exp2() - 1.0).abs(), 0.0).sum()
-        self.residual, by_columns = torch.stack([off, passes.omitted(self.u, self.v)[1]]).tolist()
-        self.omitted = max(left_out, by_columns)
+        off = torch.where(weight > 0, weight * (found.log2_sums.exp2() - 1.0), 0.0)
+        numbers = torch.stack([off.abs().sum(), off.sum() + 1.0, passes.omitted(self.u, self.v)])
+        self.residual, self.mass, self.omitted = numbers.tolist()
         return found
 
     def _column_half_step(self, found: Pass) -> Tensor:

@@ -30,7 +30,7 @@ class Passes(Protocol):
     def column_pass(self, u: Tensor, v: Tensor, *, robust: bool, partial: bool) -> Pass: ...
 
     def omitted(self, u: Tensor, v: Tensor) -> Tensor:
-        """[2] float64: bounds of the plan's mass left out, by rows and by columns."""
+        """float64 []: bound of the plan's mass left out, as every row and column together may miss it."""
         ...
 
     def refresh(self, u: Tensor, v: Tensor, budget: float) -> None:
@@ -93,8 +93,20 @@ class ScreenedPasses:
         return torch.where(self.x.mass > 0, rows, 0.0), torch.where(self.y.mass > 0, cols, 0.0)
 
     def omitted(self, u: Tensor, v: Tensor) -> Tensor:
+        """The plan's mass of a pair left out grows by 2^(increase of u + increase of v). So the sum is at most what
+        rows hold, or columns, with the largest increase opposite; and, by Cauchy and Schwarz, at most the root of what
+        rows hold times what columns hold, each grown by its own increase squared."""
+        x, y = self.x, self.y
         rows, cols = self._bounds(u, v)
-        return torch.stack([(self.x.mass * rows).sum(), (self.y.mass * cols).sum()])
+        bounds = [(x.mass * rows).sum(), (y.mass * cols).sum()]
+        if self._at is not None:
+            rise_u, rise_v = self._rises(u, v, self._at)
+            held = [
+                torch.where(side.mass > 0, side.mass * bound * (2 * rise).exp2(), 0.0).sum()
+                for side, bound, rise in ((x, self.mask.row_bound, rise_u), (y, self.mask.col_bound, rise_v))
+            ]
+            bounds.append((held[0] * held[1]).sqrt())
+        return torch.stack(bounds).nan_to_num(torch.inf, torch.inf).amin()
 
     def row_pass(self, u: Tensor, v: Tensor, *, robust: bool, partial: bool) -> Pass:
         if len(self._measured) == 2:
