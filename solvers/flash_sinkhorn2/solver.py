@@ -28,7 +28,8 @@ class Result:
     n_passes: row or column passes over the points' kept pairs at any eps, and those of coarser levels as the part that
     their pairs are of the last mask's. n_iterations: half of the passes over the points. n_rejected: mixed steps taken
     back. kept_pairs: of the last mask, a point of x. n_screens: how often pairs of points were chosen.
-    trace: residuals on the points at eps. seconds: (points a side, seconds) by level, after (0, sorting).
+    trace: residuals on the points at eps; started: of `solve`, on their clock.
+    seconds: (points a side, seconds) by level, after (0, sorting).
     """
 
     f: torch.Tensor
@@ -44,6 +45,7 @@ class Result:
     kept_pairs: float
     n_screens: int
     trace: tuple[Check, ...]
+    started: float
     seconds: tuple[tuple[int, float], ...]
 
 
@@ -115,5 +117,6 @@ def solve(
         kept_pairs=kept / of_x.tree.n,
         n_screens=passes.n_screens,
         trace=tuple(outcome.trace),
+        started=started,
         seconds=((0, sorting), *found.seconds),
     )

@@ -36,12 +36,14 @@ class Options:
 
 @dataclass(frozen=True)
 class Check:
-    """One residual, `passes` passes into the iterations. omitted: as in `Outcome`; dual: in units of eps."""
+    """One residual, `passes` passes into the iterations, at `seconds` of `time.perf_counter`. omitted: as in `Outcome`;
+    dual: in units of eps."""
 
     passes: int
     residual: float
     omitted: float
     dual: float
+    seconds: float
 
 
 @dataclass(eq=False)
@@ -105,7 +107,7 @@ class _Iterations:
             if not left_out <= share:
                 self._refresh(share)
             found = self._column_pass()
-            self.trace.append(Check(self.n_passes, self.residual, self.omitted, dual))
+            self.trace.append(Check(self.n_passes, self.residual, self.omitted, dual, time.perf_counter()))
             converged = self.residual + self.omitted <= self.tol
             if converged or self._is_last():
                 return Outcome(

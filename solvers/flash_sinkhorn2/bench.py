@@ -1,0 +1,69 @@
+"""FlashSinkhorn2 as the harness sees it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fsbench.api import Budget, Framework, Problem, Solution, Spec, Task, ToResidual, TracePoint, Unsupported
+
+from .geometry.clouds import LARGEST_DIMENSION
+from .solver import solve
+
+REHEARSAL = 4096  # points a side: two levels
+
+
+class FlashSinkhorn2:
+    """correction "full", "lite" or "none"; memory of Anderson mixing, 0 for none; tile: points a tile."""
+
+    framework = Framework.TORCH
+
+    def __init__(self, correction: str = "full", memory: int = 5, tile: int = 32):
+        self.options: dict[str, Any] = {"correction": correction, "memory": memory, "tile": tile}
+
+    def supports(self, spec: Spec, budget: Budget) -> None:
+        if spec.d > LARGEST_DIMENSION:
+            raise Unsupported(f"d = {spec.d}: pairs of points can be left out for d of 1 to {LARGEST_DIMENSION} only")
+        if not isinstance(budget, ToResidual):
+            raise Unsupported("fixed iterations: the pairs that it keeps follow from the residual that is asked for")
+        if spec.task is not Task.FORWARD:
+            raise Unsupported(f"task {spec.task}: it computes potentials only")
+        if spec.dtype not in ("float32", "float64"):
+            raise Unsupported(f"dtype {spec.dtype}: float32 and float64 only")
+        if spec.dtype == "float64" and spec.device == "cuda":
+            raise Unsupported("dtype float64 on a GPU: its sweeps are of float32 grade")
+        if spec.device == "cuda" and torch.cuda.get_device_capability() < (8, 0):
+            raise Unsupported("needs a GPU of compute capability 8.0 or newer")
+
+    def prepare(self, spec: Spec, budget: Budget) -> None:
+        """Compile the kernels on points of this dimension and type that are not the problem's."""
+        n, m = min(spec.n, REHEARSAL), min(spec.m, REHEARSAL)
+        kind: dict[str, Any] = {"dtype": getattr(torch, spec.dtype), "device": spec.device}
+        generator = torch.Generator(spec.device).manual_seed(0)
+        x = torch.rand(n, spec.d, generator=generator, **kind)
+        y = torch.rand(m, spec.d, generator=generator, **kind) ** 2
+        eps = 4.0 * max(n, m) ** (-2 / spec.d)  # blur of two spacings
+        solve(x, y, eps=eps, tol=1e-3, max_iterations=6, **self.options)
+
+    def solve(self, problem: Problem, budget: Budget) -> Solution:
+        assert isinstance(budget, ToResidual)
+        spec = problem.spec
+        result = solve(
+            problem.x,
+            problem.y,
+            problem.a,
+            problem.b,
+            eps=spec.eps,
+            cost_scale=spec.cost_scale,
+            tol=budget.tol,
+            max_iterations=budget.max_iterations,
+            max_seconds=budget.max_seconds,
+            **self.options,
+        )
+        before = result.n_iterations - result.trace[-1].passes // 2  # at larger eps
+        trace = tuple(
+            TracePoint(before + check.passes // 2, check.seconds - result.started, check.residual)
+            for check in result.trace
+        )
+        return Solution(result.f, result.g, result.n_iterations, result.n_passes, result.converged, trace)
