@@ -10,6 +10,7 @@ from ..geometry import TiledCloud
 from ..iterate import Options, Outcome, ScreenedPasses, iterate
 from ..screen import every_pair
 from .anneal import annealed
+from .guard import better_start
 from .levels import levels
 from .lift import lifted
 
@@ -52,7 +53,10 @@ def solve_levels(
             annealing = larger if is_last else 0
         else:
             u, v = lifted(passes, outcome.u, outcome.v, ladder[index - 1], level)
-            passes = ScreenedPasses(level.x.cloud, level.y.cloud, cost_scale * math.log2(math.e) / level.eps)
+            k = cost_scale * math.log2(math.e) / level.eps
+            if is_last:
+                u, v = better_start(x, y, u, v, k)
+            passes = ScreenedPasses(level.x.cloud, level.y.cloud, k)
             passes.refresh(u, v, FIRST_BUDGET)
             outcome = iterate(passes, u, v, tol=goal, options=limits)
         if not is_last:
