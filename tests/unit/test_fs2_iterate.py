@@ -294,3 +294,47 @@ class TestLongLines:
         found = iterate(passes, u, v, tol=1e-3, options=Options(max_passes=100))
         assert found.converged and found.n_passes <= 30
         assert true_residual(passes, found.u, found.v) <= 1e-3 + 1e-5  # float32 partial sums
+
+
+class TestCertificate:
+    """Against the plan's mass outside the mask, from all pairs in float64."""
+
+    def left_out(self, passes, u, v):
+        mask, tile = passes.mask, passes.x.tree.tile
+        kept = torch.zeros(passes.x.tree.tiles, passes.y.tree.tiles, dtype=torch.bool)
+        kept[mask.row_of_entries(), mask.cols.long()] = True
+        kept = kept.repeat_interleave(tile, 0).repeat_interleave(tile, 1)
+        return torch.where(kept, 0.0, plan(passes, u, v)).sum().item()
+
+    @pytest.mark.parametrize("seed", range(4))
+    @pytest.mark.parametrize("name", PROBLEMS)
+    def test_bounds_what_moved_potentials_leave_out_thinned_or_not(self, name, seed):
+        x, y, eps = PROBLEMS[name]
+        start = passes_of(x, y, eps)
+        u, v, _ = from_coarser_eps(start)
+        passes = passes_of(x, y, eps, screened=True)
+        passes.refresh(u, v, 0.1)
+        entries, found = len(passes.mask.cols), []
+        for step in range(4):
+            found.append((self.left_out(passes, u, v), passes.omitted(u, v).item()))
+            passes.row_pass(u, v, robust=False, partial=False)
+            u = u + normal_cloud(len(u), 1, 10 * seed + step)[:, 0]
+            found.append((self.left_out(passes, u, v), passes.omitted(u, v).item()))
+            passes.column_pass(u, v, robust=False, partial=False)
+            v = v + 3 * normal_cloud(len(v), 1, 10 * seed + step + 5)[:, 0]
+        assert all(true <= bound * (1 + 1e-6) for true, bound in found), found
+        assert len(passes.mask.cols) <= entries
+
+    def test_rows_that_meet_no_tile_are_counted_and_soon_meet_some(self):
+        x, y, eps = PROBLEMS["square to square"]
+        passes = passes_of(x, y, eps, screened=True)
+        u, v, _ = from_coarser_eps(passes_of(x, y, eps))
+        u = torch.where(positions(passes.x)[:, 0] < 0.2, u - 300.0, u)
+        passes.refresh(u, v, 1e-2)
+        assert (passes.mask.row_starts.diff() == 0).any()
+        found = passes.row_pass(u, v, robust=True, partial=True)
+        assert found.log2_sums.isfinite().all()
+        without = (passes.mask.row_starts.diff() == 0).repeat_interleave(passes.x.tree.tile)
+        assert passes.omitted(u, v) >= 2 * (1 - 1e-9) * passes.x.weight[without].sum()
+        solved = iterate(passes, u, v, tol=1e-3)
+        assert solved.converged and true_residual(passes, solved.u, solved.v) <= 1e-3 + 1e-5

@@ -16,6 +16,7 @@ from ..sweep import Pass, sweep, tile_maxima
 LARGEST_PLAIN = 60.0  # of a row's |log2 sum|: times multipliers of e^-30 to e^30 it is within float32 still
 SCREENED_SHARE = 0.25  # of a budget: bounds of boxes are a few times what is there, the rest is for measured sums
 LEAST_LOG2_SUM = -1000.0  # of rows that meet nothing
+LOST = 2.0**-120  # of a tile's sum: smaller terms are no float32
 
 
 class Passes(Protocol):
@@ -51,6 +52,7 @@ class ScreenedPasses:
         self._at: tuple[Tensor, Tensor] | None = None  # where the mask's bounds hold
         self._budget: float | None = None  # to thin to
         self._measured: dict[bool, tuple[Tensor, Tensor, Tensor]] = {}  # by rows: tile maxima, and where
+        self._lost_mass = 0.0  # of rows that met no tile in the last row pass
         if mask is not None:
             self._take(mask)
 
@@ -73,7 +75,7 @@ class ScreenedPasses:
             if not by_rows:
                 maxima = torch.empty_like(maxima).scatter_(0, mask.to_columns, maxima)
             rise_u, rise_v = self._rises(u, v, (at[0], at[1]))
-            largest.append(maxima * (rise_u[i] + rise_v[j]).clamp_min(-1e4).exp2())
+            largest.append(maxima.clamp_min(LOST) * (rise_u[i] + rise_v[j]).clamp(-1000.0, 1000.0).exp2())
         row_bound, col_bound = self._bounds(u, v)
         mask = replace(mask, row_bound=row_bound, col_bound=col_bound)
         self._take(thin(mask, largest[0], largest[1], self._budget))
@@ -95,7 +97,8 @@ class ScreenedPasses:
     def omitted(self, u: Tensor, v: Tensor) -> Tensor:
         """The plan's mass of a pair left out grows by 2^(increase of u + increase of v). So the sum is at most what
         rows hold, or columns, with the largest increase opposite; and, by Cauchy and Schwarz, at most the root of what
-        rows hold times what columns hold, each grown by its own increase squared."""
+        rows hold times what columns hold, each grown by its own increase squared. Rows that met no tile may miss their
+        mass, and then others have it too much."""
         x, y = self.x, self.y
         rows, cols = self._bounds(u, v)
         bounds = [(x.mass * rows).sum(), (y.mass * cols).sum()]
@@ -106,7 +109,7 @@ class ScreenedPasses:
                 for side, bound, rise in ((x, self.mask.row_bound, rise_u), (y, self.mask.col_bound, rise_v))
             ]
             bounds.append((held[0] * held[1]).sqrt())
-        return torch.stack(bounds).nan_to_num(torch.inf, torch.inf).amin()
+        return torch.stack(bounds).nan_to_num(torch.inf, torch.inf).amin() + 2 * self._lost_mass
 
     def row_pass(self, u: Tensor, v: Tensor, *, robust: bool, partial: bool) -> Pass:
         if len(self._measured) == 2:
@@ -129,7 +132,10 @@ class ScreenedPasses:
     def _without_lost_rows(self, found: Pass, rows: TiledCloud, side: int, u: Tensor, v: Tensor) -> Pass:
         """A row that meets no tile sums to its bound at most: with that it may rise, and soon meets some."""
         lost = (found.log2_sums == -torch.inf) & (rows.weight > 0)
-        if not bool(lost.any()):
+        mass = float((rows.weight * lost).sum())
+        if side == 0:
+            self._lost_mass = mass
+        if not mass:
             return found
         most = self._bounds(u, v)[side].log2().clamp(min=LEAST_LOG2_SUM).repeat_interleave(rows.tree.tile)
         return Pass(torch.where(lost, most, found.log2_sums), found.partial, found.anchor)
