@@ -92,11 +92,21 @@ class TestFamilies:
         assert residual <= found.residual + found.omitted + ROUNDING
         assert found.n_passes <= MOST_PASSES
 
-    @pytest.mark.parametrize("options", [{"correction": "lite"}, {"correction": "none"}, {"tile": 8}], ids=str)
+    @pytest.mark.parametrize(
+        "options", [{"correction": "lite"}, {"correction": "none"}, {"tile": 8}, {"lasting": True}], ids=str
+    )
     def test_options(self, options):
         x, y, a, b, eps = FAMILIES["cube to normal"]
         found, residual = judged(x, y, a, b, eps=eps, tol=1e-2, **options)
         assert found.converged and residual <= 1e-2 + ROUNDING
+
+    @pytest.mark.parametrize("name", ["cube to normal", "clusters", "uneven weights"])
+    def test_lasting_masks_are_chosen_less_often(self, name):
+        x, y, a, b, eps = FAMILIES[name]
+        found, residual = judged(x, y, a, b, eps=eps, tol=1e-3, lasting=True)
+        often, _ = judged(x, y, a, b, eps=eps, tol=1e-3, lasting=False)
+        assert found.converged and residual <= 1e-3 + ROUNDING
+        assert found.n_screens < often.n_screens
 
     def test_a_tight_tolerance_in_float64(self):
         x, y, a, b, eps = FAMILIES["square"]

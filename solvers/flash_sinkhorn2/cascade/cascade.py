@@ -16,6 +16,7 @@ from .lift import lifted
 
 COARSE_TOLERANCE, MOST_COARSE_PASSES = 1e-2, 100
 FIRST_BUDGET = 1e-2  # of the first mask of a level: sums are one only roughly
+FIRST_LASTING_SHARE = 1e-3  # of the tolerance: masks that are to last
 
 
 @dataclass(eq=False)
@@ -56,8 +57,8 @@ def solve_levels(
             k = cost_scale * math.log2(math.e) / level.eps
             if is_last:
                 u, v = better_start(x, y, u, v, k)
-            passes = ScreenedPasses(level.x.cloud, level.y.cloud, k)
-            passes.refresh(u, v, FIRST_BUDGET)
+            passes = ScreenedPasses(level.x.cloud, level.y.cloud, k, thins=not options.lasting)
+            passes.refresh(u, v, FIRST_LASTING_SHARE * goal if options.lasting else FIRST_BUDGET)
             outcome = iterate(passes, u, v, tol=goal, options=limits)
         if not is_last:
             coarse_pairs += passes.pairs_done

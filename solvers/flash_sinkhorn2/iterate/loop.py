@@ -18,6 +18,7 @@ DUAL_SLACK = 10.0  # times residual^2, in eps: the dual value of a good step may
 DUAL_ROUNDING = 1e-12  # relative
 OMITTED_SHARE = 0.25  # of the tolerance, or of the residual while that is larger: what tile pairs left out may hold
 SCREEN_SLACK = 8.0  # a mask is chosen for so much less at least, so that it stays valid while potentials move
+LASTING_SLACK = 1e3
 SLACK_GROWTH, MOST_SLACK = 16.0, 1e5  # where they move far: pairs kept grow with the logarithm only
 SHORT_LIFE = 4  # passes
 MOST_OMITTED = 0.5  # above, a half-step says nothing of the dual value
@@ -26,12 +27,14 @@ MOST_OMITTED = 0.5  # above, a half-step says nothing of the dual value
 @dataclass(frozen=True)
 class Options:
     """correction; memory of Anderson mixing, 0 for none; max_passes: a pass is all row or all column sums once;
-    deadline: a time of `time.perf_counter`, or None."""
+    deadline: a time of `time.perf_counter`, or None; lasting: masks are chosen for the tolerance at once and with much
+    slack, as where choosing costs more than passes do."""
 
     correction: Correction = Correction.FULL
     memory: int = MEMORY
     max_passes: int = 1000
     deadline: float | None = None
+    lasting: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,8 @@ class _Iterations:
         self.best_dual, self.residual, self.omitted, self.mass = -math.inf, 1.0, 0.0, 1.0
         self.robust = True
         self.n_passes = self.n_rejected = 0
-        self.slack, self.refreshed_at = SCREEN_SLACK, -SHORT_LIFE - 1
+        self.least_slack = LASTING_SLACK if options.lasting else SCREEN_SLACK
+        self.slack, self.refreshed_at = self.least_slack, -SHORT_LIFE - 1
         self.trace: list[Check] = []
 
     def run(self) -> Outcome:
@@ -124,8 +128,10 @@ class _Iterations:
     def _refresh(self, share: float) -> None:
         """The sooner the last mask became invalid, the more slack the next one has."""
         lasted = self.n_passes - self.refreshed_at
+        if self.options.lasting:
+            share = min(share, OMITTED_SHARE * self.tol)
         factor = SLACK_GROWTH if lasted <= SHORT_LIFE else 1.0 / SLACK_GROWTH
-        self.slack = min(max(self.slack * factor, SCREEN_SLACK), MOST_SLACK)
+        self.slack = min(max(self.slack * factor, self.least_slack), MOST_SLACK)
         self.passes.refresh(self.u, self.v, share / self.slack)
         self.refreshed_at = self.n_passes
 

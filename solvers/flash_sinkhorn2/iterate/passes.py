@@ -42,12 +42,12 @@ class Passes(Protocol):
 class ScreenedPasses:
     """Of two clouds at k = cost_scale log2(e) / eps. Without a mask until the first `refresh`, unless given one.
 
-    A refreshed mask is thinned once a row pass and a column pass have measured what each tile pair holds.
+    If it `thins`, a refreshed mask is thinned once a row pass and a column pass have measured what tile pairs hold.
     n_screens: how often tile pairs were chosen; pairs_done: point pairs that passes went over.
     """
 
-    def __init__(self, x: TiledCloud, y: TiledCloud, k: float, *, mask: Mask | None = None):
-        self.x, self.y, self.k = x, y, k
+    def __init__(self, x: TiledCloud, y: TiledCloud, k: float, *, mask: Mask | None = None, thins: bool = True):
+        self.x, self.y, self.k, self.thins = x, y, k, thins
         self.n_screens, self.pairs_done = 0, 0.0
         self._at: tuple[Tensor, Tensor] | None = None  # where the mask's bounds hold
         self._budget: float | None = None  # to thin to
@@ -57,8 +57,9 @@ class ScreenedPasses:
             self._take(mask)
 
     def refresh(self, u: Tensor, v: Tensor, budget: float) -> None:
-        self._take(screen(self.x, self.y, u, v, self.k, budget=SCREENED_SHARE * budget))
-        self._at, self._budget, self._measured = (u, v), budget, {}
+        screened = SCREENED_SHARE * budget if self.thins else budget
+        self._take(screen(self.x, self.y, u, v, self.k, budget=screened))
+        self._at, self._budget, self._measured = (u, v), budget if self.thins else None, {}
         self.n_screens += 1
 
     def _take(self, mask: Mask) -> None:
