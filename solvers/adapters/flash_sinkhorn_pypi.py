@@ -92,7 +92,9 @@ class FlashSinkhornPypi:
         b = torch.full((spec.m,), 1 / spec.m, device=spec.device)
         problem = Problem(x, y, a, b, spec)
         if spec.task is Task.HVP:
-            self.hvp(problem, -x.square().sum(1), -y.square().sum(1), x, ToResidual(1e-2, max_iterations=2))
+            near = math.sqrt(spec.eps / spec.cost_scale / spec.d)  # a plan of far points would be zero in float32
+            problem = Problem(near * x, near * y, a, b, spec)
+            self.hvp(problem, torch.zeros_like(a), torch.zeros_like(b), x, ToResidual(1e-2, max_iterations=2))
         else:
             self.solve(problem, FixedIterations(_EXTRA_SWEEPS + 1))
 
@@ -141,7 +143,8 @@ class FlashSinkhornPypi:
                 use_dense_cg=problem.spec.n * problem.spec.m <= _LARGEST_DENSE_PLAN,
                 autotune=self.autotune,
             )
-        trace = (TracePoint(info.cg_iters, None, info.cg_residual / info.cg_initial_residual),)
+        first = info.cg_initial_residual
+        trace = (TracePoint(info.cg_iters, None, info.cg_residual / first if first else 0.0),)
         return Solution(f, g, info.cg_iters, None, info.cg_converged, trace, h_x=scale * h_x)
 
 

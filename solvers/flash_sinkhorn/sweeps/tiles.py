@@ -12,7 +12,7 @@ SMALLEST_DOT_DIMENSION = 16
 LARGEST_PACKED_DIMENSION = 5  # up to here the three products of split points fit into one
 HOPPER_SHARED_BYTES = 227 * 1024
 REGISTERS = 1 << 16  # of a multiprocessor
-SMALL_TILE = 64  # rows and columns, for clouds of some thousand points
+SMALL_TILE = 64  # rows and columns, for clouds of a thousand points
 
 
 class Precision(StrEnum):
@@ -96,13 +96,13 @@ def sweep_tile(precision: Precision, d: int, shared_bytes: int = HOPPER_SHARED_B
 
 
 def fitted(tile: Tile, n_padded: int, m_padded: int, multiprocessors: int) -> Tile:
-    """The tile, or a smaller one where its programs would leave multiprocessors without work."""
-    if tile.rows * tile.cols <= SMALL_TILE**2:
-        return tile
-    sides = ((n_padded, m_padded), (m_padded, n_padded))
-    if min(rows // tile.rows * _most_splits(cols // tile.cols) for rows, cols in sides) >= multiprocessors:
-        return tile
-    return Tile(SMALL_TILE, SMALL_TILE, tile.coordinates, 4, 2, 1)
+    """The tile, or a smaller one that gives more multiprocessors work, none of them twice."""
+    small = Tile(SMALL_TILE, SMALL_TILE, tile.coordinates, 4, 2, 1)
+    programs, more = (
+        [rows // t.rows * _most_splits(cols // t.cols) for rows, cols in ((n_padded, m_padded), (m_padded, n_padded))]
+        for t in (tile, small)
+    )
+    return small if min(programs) < min(more) and max(more) <= multiprocessors else tile
 
 
 def column_splits(n_row_blocks: int, n_col_tiles: int, slots: int) -> int:
