@@ -71,8 +71,8 @@ def solve(
     x [n, d], y [m, d]: points, any float dtype, CPU or CUDA, d from 1 to 6. a [n], b [m]: non-negative weights of equal
     sum (uniform if None), normalised inside. eps > 0 in units of C. tol: on the L1 marginal residual over the mass,
     what is left out included. max_iterations over the points, of one row and one column pass each. correction and
-    memory: see `iterate`; tile: points a tile, on a GPU 8 to 64. lasting: choose pairs seldom, and more of them, instead
-    of often and few; by default on a GPU. Not differentiable: inputs are detached.
+    memory: see `iterate`; tile: points a tile, on a GPU 8 to 64. lasting: choose pairs seldom, and more of them, rather
+    than often and few; by default on a GPU. Not differentiable: inputs are detached.
 
     Raises ValueError, naming the argument and the fix, for d above 6, NaN or Inf, negative weights, unequal masses,
     empty or mismatched arrays, the largest cost over 1e11 eps, or a bad option.
