@@ -64,15 +64,15 @@ def solve(
     correction: Correction | str = Correction.FULL,
     memory: int = 5,
     tile: int = 32,
-    lasting: bool | None = None,
+    lasting: bool = False,
 ) -> Result:
     """Solve min <P, C> + eps KL(P | a x b) over couplings P of a and b, from the pairs of points that matter alone.
 
     x [n, d], y [m, d]: points, any float dtype, CPU or CUDA, d from 1 to 6. a [n], b [m]: non-negative weights of equal
     sum (uniform if None), normalised inside. eps > 0 in units of C. tol: on the L1 marginal residual over the mass,
     what is left out included. max_iterations over the points, of one row and one column pass each. correction and
-    memory: see `iterate`; tile: points a tile, on a GPU 8 to 64. lasting: choose pairs seldom, and more of them, rather
-    than often and few; by default on a GPU. Not differentiable: inputs are detached.
+    memory: see `iterate`; tile: points a tile, on a GPU 8 to 64. lasting: choose pairs seldom, and more of
+    them, rather than often and few. Not differentiable: inputs are detached.
 
     Raises ValueError, naming the argument and the fix, for d above 6, NaN or Inf, negative weights, unequal masses,
     empty or mismatched arrays, the largest cost over 1e11 eps, or a bad option.
@@ -99,9 +99,7 @@ def solve(
         )
     sorting = time.perf_counter() - started
     deadline = None if max_seconds is None else started + max_seconds
-    options = Options(
-        correction, memory, 2 * max_iterations, deadline, lasting=of_x.local.is_cuda if lasting is None else lasting
-    )
+    options = Options(correction, memory, 2 * max_iterations, deadline, lasting=lasting)
     found = solve_levels(of_x, of_y, eps=eps, cost_scale=cost_scale, tol=tol, options=options)
     outcome, passes = found.outcome, found.passes
     scale, shift = eps * math.log(2.0), eps * math.log(inputs.mass) / 2
