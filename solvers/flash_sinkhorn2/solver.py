@@ -11,10 +11,11 @@ import torch
 from solvers.flash_sinkhorn.inputs.checks import checked_inputs, member, positive, whole
 
 from .cascade import solve_levels, squared_diameter
-from .geometry import from_tiles, tiled_clouds
+from .geometry import TiledCloud, from_tiles, tiled_clouds
 from .geometry.clouds import LARGEST_DIMENSION
 from .iterate import Check, Correction, Options
 
+ROUNDING_SHARE = 0.1  # of the tolerance: beyond, a CPU goes over to float64
 LARGEST_COST = 1e11  # over eps: float64 holds exponents to 1e-5 there
 
 
@@ -24,7 +25,7 @@ class Result:
     C = cost_scale |x - y|^2.
 
     residual: max(|P1 - a|_1, |P^T 1 - b|_1) over the mass, of the kept tile pairs; omitted: a bound of what all other
-    pairs add to it. converged: whether their sum is at most tol.
+    pairs add to it, and the rounding of float32 coordinates in wide tiles. converged: whether their sum is at most tol.
     n_passes: row or column passes over the points' kept pairs at any eps, and those of coarser levels as the part that
     their pairs are of the last mask's. n_iterations: half of the passes over the points. n_rejected: mixed steps taken
     back. kept_pairs: of the last mask, a point of x. n_screens: how often pairs of points were chosen.
@@ -75,7 +76,8 @@ def solve(
     them, rather than often and few. Not differentiable: inputs are detached.
 
     Raises ValueError, naming the argument and the fix, for d above 6, NaN or Inf, negative weights, unequal masses,
-    empty or mismatched arrays, the largest cost over 1e11 eps, or a bad option.
+    empty or mismatched arrays, the largest cost over 1e11 eps, or a bad option; ArithmeticError where potentials break
+    down, which far outliers with much weight at small eps can do.
     """
     started = time.perf_counter()
     eps, cost_scale, tol = positive("eps", eps), positive("cost_scale", cost_scale), positive("tol", tol)
@@ -91,6 +93,10 @@ def solve(
         )
     inputs = checked_inputs(x, y, a, b, eps=eps, cost_scale=cost_scale)
     of_x, of_y = tiled_clouds(inputs.x, inputs.y, inputs.a, inputs.b, tile=tile)
+    rounding = _rounding(of_x, of_y, cost_scale / eps)
+    if rounding > ROUNDING_SHARE * tol and not inputs.x.is_cuda:
+        of_x, of_y = tiled_clouds(inputs.x.double(), inputs.y.double(), inputs.a, inputs.b, tile=tile)
+        rounding = 0.0
     largest = cost_scale * squared_diameter(of_x, of_y)
     if largest > LARGEST_COST * eps:
         raise ValueError(
@@ -111,8 +117,8 @@ def solve(
         eps=eps,
         cost_scale=cost_scale,
         residual=outcome.residual,
-        omitted=outcome.omitted,
-        converged=outcome.converged,
+        omitted=outcome.omitted + rounding,
+        converged=outcome.converged and outcome.residual + outcome.omitted + rounding <= tol,
         n_iterations=fine // 2,
         n_passes=fine + found.coarse_pairs / kept,
         n_rejected=outcome.n_rejected,
@@ -122,3 +128,17 @@ def solve(
         started=started,
         seconds=((0, sorting), *found.seconds),
     )
+
+
+def _rounding(x: TiledCloud, y: TiledCloud, cost_over_eps: float) -> float:
+    """What float32 coordinates in tiles may add to the residual: half an ulp of the tile's width, times the slope of
+    the exponent at the largest distance, in every exponent of its points. 0 for float64 coordinates."""
+    if x.local.dtype is torch.float64:
+        return 0.0
+    slope = 2.0 * cost_over_eps * math.sqrt(squared_diameter(x, y) * x.local.shape[1])
+    total = 0.0
+    for cloud in (x, y):
+        width = torch.where(cloud.mass > 0, cloud.half_box.amax(1), 0.0)
+        error = (slope * torch.finfo(torch.float32).eps / 2 * width).clamp(max=100.0)
+        total += float((cloud.mass * error.expm1()).sum())
+    return total

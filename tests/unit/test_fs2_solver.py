@@ -175,6 +175,17 @@ class TestHardInputs:
         assert found.converged and residual <= 1e-2 + ROUNDING
         assert found.f.isfinite().all() and found.g.isfinite().all()
 
+    @pytest.mark.parametrize(
+        ("n", "box", "far", "eps"), [(32, 1e4, 0.0, 1.0), (600, 1.0, 100.0, 1e-2), (2000, 1.0, 100.0, 1e-3)]
+    )
+    def test_float32_points_in_wide_tiles_are_not_called_converged_wrongly(self, n, box, far, eps):
+        generator = torch.Generator().manual_seed(0)
+        x, y = (box * torch.rand(n, 3, generator=generator) for _ in range(2))
+        x[0] += far
+        a = torch.full((n,), 1 / n, dtype=torch.float64)
+        found, residual = judged(x, y, a, a, eps=eps, tol=1e-2)
+        assert not found.converged or residual <= 1.01e-2
+
     def test_blur_below_the_spacing(self):
         x, y = uniform(2500, 2), uniform(2500, 2, 1)
         found, residual = judged(x, y, eps=(0.3 / 50) ** 2, tol=5e-2)
