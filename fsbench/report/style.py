@@ -46,7 +46,7 @@ _SOLVERS = {
     "flash_sinkhorn": SolverStyle("FlashSinkhorn", "#D55E00", "o"),
     "flash_sinkhorn_fast": SolverStyle("FlashSinkhorn, 10-bit", "#E69F00", "o", "--"),
     "flash_sinkhorn_mixed": SolverStyle("FlashSinkhorn, mixed", "#A6611A", "o", ":"),
-    "flash_sinkhorn2": SolverStyle("FlashSinkhorn 2", "#882255", "D"),
+    "flash_sinkhorn2": SolverStyle("FlashSinkhorn2 (ours)", "#882255", "D"),
     "flash_sinkhorn_pypi_fp32": SolverStyle("flash-sinkhorn PyPI, FP32", "#0072B2", "s"),
     "flash_sinkhorn_pypi_tf32": SolverStyle("flash-sinkhorn PyPI, TF32", "#56B4E9", "s", "--"),
     "flash_sinkhorn_pypi_symmetric_tf32": SolverStyle("flash-sinkhorn PyPI symmetric, TF32", "#332288", "s", ":"),
