@@ -106,7 +106,8 @@ def solve(
     sorting = time.perf_counter() - started
     deadline = None if max_seconds is None else started + max_seconds
     options = Options(correction, memory, 2 * max_iterations, deadline, lasting=lasting)
-    found = solve_levels(of_x, of_y, eps=eps, cost_scale=cost_scale, tol=tol, options=options)
+    goal = max(tol - rounding, tol / 2)  # where rounding is more than half of it, no iteration can be enough
+    found = solve_levels(of_x, of_y, eps=eps, cost_scale=cost_scale, tol=goal, options=options)
     outcome, passes = found.outcome, found.passes
     scale, shift = eps * math.log(2.0), eps * math.log(inputs.mass) / 2
     kept = float(len(passes.mask.cols)) * tile**2

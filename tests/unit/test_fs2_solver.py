@@ -13,6 +13,7 @@ import torch
 
 from fsbench.api import Clouds
 from fsbench.metrics import score
+from solvers.flash_sinkhorn2 import solver
 from solvers.flash_sinkhorn2.solver import solve
 
 ROUNDING = 1e-5
@@ -185,6 +186,12 @@ class TestHardInputs:
         a = torch.full((n,), 1 / n, dtype=torch.float64)
         found, residual = judged(x, y, a, a, eps=eps, tol=1e-2)
         assert not found.converged or residual <= 1.01e-2
+
+    def test_rounding_of_coordinates_is_made_up_for(self, monkeypatch):
+        x, y, a, b, eps = FAMILIES["cube to normal"]
+        monkeypatch.setattr(solver, "_rounding", lambda *_: 9e-4)
+        found, _ = judged(x, y, a, b, eps=eps, tol=1e-2)
+        assert found.converged and found.omitted >= 9e-4 and found.residual + found.omitted <= 1e-2
 
     def test_blur_below_the_spacing(self):
         x, y = uniform(2500, 2), uniform(2500, 2, 1)
