@@ -13,7 +13,7 @@ from solvers.flash_sinkhorn.inputs.checks import checked_inputs, member, positiv
 from .cascade import solve_levels, squared_diameter
 from .geometry import TiledCloud, from_tiles, tiled_clouds
 from .geometry.clouds import LARGEST_DIMENSION
-from .iterate import Check, Correction, Options
+from .iterate import Check, Correction, Options, ScreenedPasses
 
 ROUNDING_SHARE = 0.1  # of the tolerance: beyond, a CPU goes over to float64
 LARGEST_COST = 1e11  # over eps: float64 holds exponents to 1e-5 there
@@ -50,6 +50,18 @@ class Result:
     seconds: tuple[tuple[int, float], ...]
 
 
+@dataclass(eq=False)
+class Solved:
+    """A result with what it was found from: the passes over both clouds with their last mask, and the potentials
+    u [N], v [M] in base 2 and kd order, of weights that sum to one. rounding: its part of `omitted`."""
+
+    result: Result
+    passes: ScreenedPasses
+    u: torch.Tensor
+    v: torch.Tensor
+    rounding: float
+
+
 @torch.no_grad()
 def solve(
     x: torch.Tensor,
@@ -79,6 +91,41 @@ def solve(
     empty or mismatched arrays, the largest cost over 1e11 eps, or a bad option; ArithmeticError where potentials break
     down, which far outliers with much weight at small eps can do.
     """
+    return solved(
+        x,
+        y,
+        a,
+        b,
+        eps=eps,
+        cost_scale=cost_scale,
+        tol=tol,
+        max_iterations=max_iterations,
+        max_seconds=max_seconds,
+        correction=correction,
+        memory=memory,
+        tile=tile,
+        lasting=lasting,
+    ).result
+
+
+@torch.no_grad()
+def solved(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    a: torch.Tensor | None = None,
+    b: torch.Tensor | None = None,
+    *,
+    eps: float,
+    cost_scale: float = 1.0,
+    tol: float = 1e-2,
+    max_iterations: int = 1000,
+    max_seconds: float | None = None,
+    correction: Correction | str = Correction.FULL,
+    memory: int = 5,
+    tile: int = 32,
+    lasting: bool = False,
+) -> Solved:
+    """`solve`, with what derivatives start from."""
     started = time.perf_counter()
     eps, cost_scale, tol = positive("eps", eps), positive("cost_scale", cost_scale), positive("tol", tol)
     max_iterations, tile = whole("max_iterations", max_iterations), whole("tile", tile)
@@ -112,7 +159,7 @@ def solve(
     scale, shift = eps * math.log(2.0), eps * math.log(inputs.mass) / 2
     kept = float(len(passes.mask.cols)) * tile**2
     fine = found.annealing + outcome.n_passes
-    return Result(
+    result = Result(
         f=scale * from_tiles(of_x, outcome.u) - shift,
         g=scale * from_tiles(of_y, outcome.v) - shift,
         eps=eps,
@@ -129,6 +176,7 @@ def solve(
         started=started,
         seconds=((0, sorting), *found.seconds),
     )
+    return Solved(result, passes, outcome.u, outcome.v, rounding)
 
 
 def _rounding(x: TiledCloud, y: TiledCloud, cost_over_eps: float) -> float:

@@ -77,7 +77,7 @@ class ScreenedPasses:
                 maxima = torch.empty_like(maxima).scatter_(0, mask.to_columns, maxima)
             rise_u, rise_v = self._rises(u, v, (at[0], at[1]))
             largest.append(maxima.clamp_min(LOST) * (rise_u[i] + rise_v[j]).clamp(-1000.0, 1000.0).exp2())
-        row_bound, col_bound = self._bounds(u, v)
+        row_bound, col_bound = self.bounds(u, v)
         mask = replace(mask, row_bound=row_bound, col_bound=col_bound)
         self._take(thin(mask, largest[0], largest[1], self._budget))
         self._at, self._budget, self._measured = (u, v), None, {}
@@ -85,9 +85,9 @@ class ScreenedPasses:
     def _rises(self, u: Tensor, v: Tensor, at: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         return _tile_rise(self.x, u - at[0]), _tile_rise(self.y, v - at[1])
 
-    def _bounds(self, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """The mask's, at u, v: sums grow by 2^(increase of u + increase of v) at most, the tile's own and the largest
-        opposite it. 0 for tiles without weight."""
+    def bounds(self, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """[tiles] float64 each, of what any row or column leaves out at u, v: the mask's, for sums grow by
+        2^(increase of u + increase of v) at most, the tile's own and the largest opposite it. 0 without weight."""
         if self._at is None:
             return self.mask.row_bound, self.mask.col_bound
         rise_u, rise_v = self._rises(u, v, self._at)
@@ -101,7 +101,7 @@ class ScreenedPasses:
         rows hold times what columns hold, each grown by its own increase squared. Rows that met no tile may miss their
         mass, and then others have it too much."""
         x, y = self.x, self.y
-        rows, cols = self._bounds(u, v)
+        rows, cols = self.bounds(u, v)
         bounds = [(x.mass * rows).sum(), (y.mass * cols).sum()]
         if self._at is not None:
             rise_u, rise_v = self._rises(u, v, self._at)
@@ -138,7 +138,7 @@ class ScreenedPasses:
             self._lost_mass = mass
         if not mass:
             return found
-        most = self._bounds(u, v)[side].log2().clamp(min=LEAST_LOG2_SUM).repeat_interleave(rows.tree.tile)
+        most = self.bounds(u, v)[side].log2().clamp(min=LEAST_LOG2_SUM).repeat_interleave(rows.tree.tile)
         return Pass(torch.where(lost, most, found.log2_sums), found.partial, found.anchor)
 
     def _pass(
