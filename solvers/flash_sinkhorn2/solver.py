@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from solvers.flash_sinkhorn.inputs.checks import checked_inputs, member, positive, whole
+from solvers.flash_sinkhorn.inputs.checks import Inputs, checked_inputs, member, positive, whole
 
 from .cascade import solve_levels, squared_diameter
 from .geometry import TiledCloud, from_tiles, tiled_clouds
@@ -139,17 +139,7 @@ def solved(
             "use the dense solver, solvers.flash_sinkhorn"
         )
     inputs = checked_inputs(x, y, a, b, eps=eps, cost_scale=cost_scale)
-    of_x, of_y = tiled_clouds(inputs.x, inputs.y, inputs.a, inputs.b, tile=tile)
-    rounding = _rounding(of_x, of_y, cost_scale / eps)
-    if rounding > ROUNDING_SHARE * tol and not inputs.x.is_cuda:
-        of_x, of_y = tiled_clouds(inputs.x.double(), inputs.y.double(), inputs.a, inputs.b, tile=tile)
-        rounding = 0.0
-    largest = cost_scale * squared_diameter(of_x, of_y)
-    if largest > LARGEST_COST * eps:
-        raise ValueError(
-            f"eps = {eps:g} is too small for clouds of squared diameter {largest:g}: choose at least "
-            f"{largest / LARGEST_COST:g}"
-        )
+    of_x, of_y, rounding = sorted_clouds(inputs, eps=eps, cost_scale=cost_scale, tol=tol, tile=tile)
     sorting = time.perf_counter() - started
     deadline = None if max_seconds is None else started + max_seconds
     options = Options(correction, memory, 2 * max_iterations, deadline, lasting=lasting)
@@ -177,6 +167,25 @@ def solved(
         seconds=((0, sorting), *found.seconds),
     )
     return Solved(result, passes, outcome.u, outcome.v, rounding)
+
+
+def sorted_clouds(
+    inputs: Inputs, *, eps: float, cost_scale: float, tol: float, tile: int
+) -> tuple[TiledCloud, TiledCloud, float]:
+    """Both clouds in tiles, and what the rounding of their coordinates may add to the residual. ValueError where
+    float64 does not hold exponents."""
+    of_x, of_y = tiled_clouds(inputs.x, inputs.y, inputs.a, inputs.b, tile=tile)
+    rounding = _rounding(of_x, of_y, cost_scale / eps)
+    if rounding > ROUNDING_SHARE * tol and not inputs.x.is_cuda:
+        of_x, of_y = tiled_clouds(inputs.x.double(), inputs.y.double(), inputs.a, inputs.b, tile=tile)
+        rounding = 0.0
+    largest = cost_scale * squared_diameter(of_x, of_y)
+    if largest > LARGEST_COST * eps:
+        raise ValueError(
+            f"eps = {eps:g} is too small for clouds of squared diameter {largest:g}: choose at least "
+            f"{largest / LARGEST_COST:g}"
+        )
+    return of_x, of_y, rounding
 
 
 def _rounding(x: TiledCloud, y: TiledCloud, cost_over_eps: float) -> float:
