@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Protocol
@@ -119,6 +120,7 @@ class Solution:
     three problems, n_passes of all together, each over its own pairs.
     solved: points x [n, d], y [m, d] that a solver put in the place of those given, as by rounding, where it can tell.
     The residual is judged on those given, and on these besides.
+    stats: what else the solver counted, finite numbers by name, for reports that know these names.
     """
 
     f: Any
@@ -133,6 +135,7 @@ class Solution:
     value: Any = None
     self_potentials: tuple[tuple[Any, Any], tuple[Any, Any]] | None = None
     solved: tuple[Any, Any] | None = None
+    stats: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def outputs(self) -> tuple[Any, ...]:

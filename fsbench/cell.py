@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -312,7 +312,9 @@ class Measurement:
         if self.cell.task is Task.DIVERGENCE:
             with _scoring():
                 divergence = KeptDivergence.of(solution, self._backend)
-        said = Solution(None, None, solution.n_iterations, solution.n_passes, solution.converged, solution.trace)
+        _check_stats(solution.stats)
+        counted = (solution.n_iterations, solution.n_passes, solution.converged, solution.trace)
+        said = Solution(None, None, *counted, stats=solution.stats)
         solved = None
         if solution.solved is not None:
             solved = self._backend.host(solution.solved[0]), self._backend.host(solution.solved[1])
@@ -414,7 +416,14 @@ class Measurement:
                 }
                 for p in curve
             ],
+            "solver_stats": json.dumps(dict(said.stats), sort_keys=True) if said.stats else None,
         }
+
+
+def _check_stats(stats: Mapping[str, float]) -> None:
+    for name, value in stats.items():
+        if not (isinstance(name, str) and isinstance(value, int | float) and math.isfinite(value)):
+            raise InvalidSolution(f"stats must hold finite numbers by name, got {name!r}: {value!r}")
 
 
 @contextmanager

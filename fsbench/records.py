@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from fsbench.api import Cell, FixedIterations, Task, budget_to_dict
 
-SCHEMA_VERSION = 5
-_READABLE = (1, 2, 3, 4, SCHEMA_VERSION)
+SCHEMA_VERSION = 6
+_READABLE = (1, 2, 3, 4, 5, SCHEMA_VERSION)
 
 Record = dict[str, Any]
 
@@ -133,6 +133,7 @@ _QUALITY = [
     ("self_residual_l1", pa.float64()),  # larger of the divergence's two self problems'
     ("ladder", pa.string()),  # JSON list of {params, seconds, residual}: rungs tried, cheap to dear
     ("curve", pa.list_(_CURVE_POINT)),
+    ("solver_stats", pa.string()),  # JSON, keys sorted: numbers by name, what else the solver counted
 ]
 _MEMORY = [
     ("input_bytes", pa.int64()),
@@ -217,7 +218,7 @@ def upgraded(record: Record) -> Record:
     """`record` in this schema, if it is of this or an older version that can be read. ValueError otherwise.
 
     Version 1 knew forward solves only, and no commit; version 2 no load of the host; version 3 no divergence; version 4
-    no residual on rounded points: those columns stay null.
+    no residual on rounded points; version 5 no numbers of the solver's own: those columns stay null.
     """
     version = record.get("schema_version")
     if version not in _READABLE:

@@ -151,6 +151,17 @@ class Rounds(Sinkhorn):
         return replace(super().solve(replace(problem, x=x, y=y), budget), solved=(x[self.drops :], y))
 
 
+class Counts(Sinkhorn):
+    """Says besides how many pairs it kept."""
+
+    def __init__(self, *, kept: Any = 12.5) -> None:
+        super().__init__()
+        self.kept = kept
+
+    def solve(self, problem: Problem, budget: Budget) -> Solution:
+        return replace(super().solve(problem, budget), stats={"screens": 3, "kept_pairs_per_point": self.kept})
+
+
 class Curves(Sinkhorn):
     """The exact product by central differences of the plan's gradient, but for what `wrong` says."""
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cell_fakes import Curves, Differentiates, Diverges, Rounds, Sinkhorn, make, run
+from cell_fakes import Counts, Curves, Differentiates, Diverges, Rounds, Sinkhorn, make, run
 
 from fsbench.api import FixedIterations, Task, ToResidual, Unsupported
 from fsbench.cell import InvalidSolution, Measurement
@@ -47,6 +47,17 @@ def test_a_solver_that_rounds_is_judged_on_the_points_given_and_on_its_own() -> 
     measurement.sample()
     with pytest.raises(InvalidSolution, match="solved must hold points of the shapes given"):
         measurement.finish()
+
+
+def test_numbers_of_the_solver_s_own_are_kept_by_name() -> None:
+    settings = {"solver": Counts, "budget": ToResidual(1e-6)}
+    assert run(make(**settings))[1]["solver_stats"] == '{"kept_pairs_per_point": 12.5, "screens": 3}'
+    assert run(make(budget=ToResidual(1e-6)))[1]["solver_stats"] is None
+    for wrong in (float("nan"), "many"):
+        measurement = Measurement(make(**settings, kept=wrong))
+        measurement.start()
+        with pytest.raises(InvalidSolution, match="stats must hold finite numbers by name, got 'kept_pairs_per_point'"):
+            measurement.sample()
 
 
 @pytest.mark.parametrize("cost_scale", [1.0, 0.5])

@@ -83,6 +83,16 @@ def test_records_of_the_fourth_schema_are_read_without_a_residual_on_rounded_poi
     assert set(pq.ParquetFile(file).read()["residual_solved_l1"].to_pylist()) == {None}
 
 
+def test_records_of_the_fifth_schema_are_read_without_numbers_of_the_solver_s_own(folder, tmp_path):
+    old = read_lines(GOLDENS / "records_v5.jsonl")
+    assert {made["schema_version"] for made in old} == {5} and "solver_stats" not in old[0]
+    run = folder("old", *old, environments=({"env_id": env_id} for env_id in {made["env_id"] for made in old}))
+    for made in collecting.read(run)[0]:
+        check_record(made)
+    (file, _) = collect([run], tmp_path / "out")
+    assert set(pq.ParquetFile(file).read()["solver_stats"].to_pylist()) == {None}
+
+
 @pytest.mark.parametrize(
     ("change", "needle"),
     [
@@ -204,7 +214,7 @@ def test_shards_of_one_folder_are_read_together(folder, tmp_path):
 
 def test_old_schema_lost_environment_and_empty_folder_are_told(folder, tmp_path):
     old = folder("old", record("a") | {"schema_version": 0})
-    with pytest.raises(ValueError, match="version 0; this fsbench reads versions 1, 2, 3, 4, 5: run"):
+    with pytest.raises(ValueError, match="version 0; this fsbench reads versions 1, 2, 3, 4, 5, 6: run"):
         collect([old], tmp_path / "out")
     with pytest.raises(ValueError, match="has no environment"):
         collect([folder("lost", record("a"), environments=())], tmp_path / "out")
