@@ -78,6 +78,7 @@ def solve(
     memory: int = 5,
     tile: int = 32,
     lasting: bool = False,
+    thinning: bool = True,
 ) -> Result:
     """Solve min <P, C> + eps KL(P | a x b) over couplings P of a and b, from the pairs of points that matter alone.
 
@@ -85,7 +86,8 @@ def solve(
     sum (uniform if None), normalised inside. eps > 0 in units of C. tol: on the L1 marginal residual over the mass,
     what is left out included. max_iterations over the points, of one row and one column pass each. correction and
     memory: see `iterate`; tile: points a tile, on a GPU 8 to 64. lasting: choose pairs seldom, and more of
-    them, rather than often and few. Not differentiable: inputs are detached.
+    them, rather than often and few. thinning: then drop those that measured sums show to hold little. Not
+    differentiable: inputs are detached.
 
     Raises ValueError, naming the argument and the fix, for d above 6, NaN or Inf, negative weights, unequal masses,
     empty or mismatched arrays, the largest cost over 1e11 eps, or a bad option; ArithmeticError where potentials break
@@ -105,6 +107,7 @@ def solve(
         memory=memory,
         tile=tile,
         lasting=lasting,
+        thinning=thinning,
     ).result
 
 
@@ -124,6 +127,7 @@ def solved(
     memory: int = 5,
     tile: int = 32,
     lasting: bool = False,
+    thinning: bool = True,
 ) -> Solved:
     """`solve`, with what derivatives start from."""
     started = time.perf_counter()
@@ -133,16 +137,12 @@ def solved(
     correction = member("correction", Correction, correction)
     if memory != 0:
         memory = whole("memory", memory)
-    if isinstance(x, torch.Tensor) and x.ndim == 2 and x.shape[1] > LARGEST_DIMENSION:
-        raise ValueError(
-            f"x has dimension {x.shape[1]}: pairs of points can be left out from 1 to {LARGEST_DIMENSION} only, "
-            "use the dense solver, solvers.flash_sinkhorn"
-        )
+    check_dimension(x)
     inputs = checked_inputs(x, y, a, b, eps=eps, cost_scale=cost_scale)
     of_x, of_y, rounding = sorted_clouds(inputs, eps=eps, cost_scale=cost_scale, tol=tol, tile=tile)
     sorting = time.perf_counter() - started
     deadline = None if max_seconds is None else started + max_seconds
-    options = Options(correction, memory, 2 * max_iterations, deadline, lasting=lasting)
+    options = Options(correction, memory, 2 * max_iterations, deadline, lasting=lasting, thinning=thinning)
     goal = max(tol - rounding, tol / 2)  # where rounding is more than half of it, no iteration can be enough
     found = solve_levels(of_x, of_y, eps=eps, cost_scale=cost_scale, tol=goal, options=options)
     outcome, passes = found.outcome, found.passes
@@ -167,6 +167,15 @@ def solved(
         seconds=((0, sorting), *found.seconds),
     )
     return Solved(result, passes, outcome.u, outcome.v, rounding)
+
+
+def check_dimension(x: torch.Tensor) -> None:
+    """ValueError for points of more coordinates than tiles prune in."""
+    if isinstance(x, torch.Tensor) and x.ndim == 2 and x.shape[1] > LARGEST_DIMENSION:
+        raise ValueError(
+            f"x has dimension {x.shape[1]}: pairs of points can be left out from 1 to {LARGEST_DIMENSION} only, "
+            "use the dense solver, solvers.flash_sinkhorn"
+        )
 
 
 def sorted_clouds(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
@@ -24,6 +24,30 @@ class Motion:
 
     v: torch.Tensor | None
     w: torch.Tensor | None
+
+
+class RowMeans(Protocol):
+    """What a plan needs of its means, whichever pairs they go over; members as of `Averages`."""
+
+    inputs: Inputs
+    cost_scale: float
+    eps: float
+    centre: torch.Tensor
+    n_passes: int
+
+    def masses(self, *, transpose: bool = False) -> torch.Tensor: ...
+
+    def means(self, values: torch.Tensor, *, transpose: bool = False) -> torch.Tensor: ...
+
+    def point_means(self, *, transpose: bool = False) -> torch.Tensor: ...
+
+    def displacement(self, *, transpose: bool = False) -> torch.Tensor: ...
+
+    def cost_change_means(self, motion: Motion, *, transpose: bool = False) -> torch.Tensor: ...
+
+    def moments(
+        self, alpha: torch.Tensor, beta: torch.Tensor, motion: Motion, *, transpose: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
 class Averages(ABC, Generic[C]):

@@ -8,7 +8,7 @@ from ..inputs.batches import Batch, problem
 from ..inputs.checks import LARGEST_EXPONENT, Inputs, checked_inputs, member, positive
 from ..sweeps.replay import replayed
 from ..sweeps.tiles import LOG2_E, Precision
-from .averages import Averages
+from .averages import Averages, RowMeans
 
 
 class Plan:
@@ -51,15 +51,20 @@ class Plan:
         """Of weights as given and finite float64 potentials, without a look at any of them: nothing waits."""
         plan = cls.__new__(cls)
         plan._set(inputs, f, g, eps, cost_scale, precision)
-        plan.dtype = inputs.x.dtype
         return plan
 
     def _set(
         self, inputs: Inputs, f: torch.Tensor, g: torch.Tensor, eps: float, cost_scale: float, precision: Precision
     ) -> None:
-        self.eps, self.cost_scale, self.precision, self.inputs = eps, cost_scale, precision, inputs
-        self.averages = _averages(inputs, cost_scale, precision)
-        self.averages.set_potentials(f, g, eps)
+        averages = _averages(inputs, cost_scale, precision)
+        averages.set_potentials(f, g, eps)
+        self.precision = precision
+        self.take(averages, inputs.x.dtype)
+
+    def take(self, means: RowMeans, dtype: torch.dtype) -> None:
+        """Be the plan that these are the means of; dtype: of what is returned in x's."""
+        self.averages, self.inputs, self.dtype = means, means.inputs, dtype
+        self.eps, self.cost_scale = means.eps, means.cost_scale
 
     def apply(self, v: torch.Tensor) -> torch.Tensor:
         """P v: v [m] or [m, k], any float dtype -> [n] or [n, k] in x's dtype."""

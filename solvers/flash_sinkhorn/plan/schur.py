@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .averages import Averages
+from .averages import RowMeans
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class SchurSystem:
     preconditioning by diag(c). With kappa_x = kappa_y = 1 it is singular on constants, which are projected out.
     """
 
-    def __init__(self, averages: Averages, col_sums: torch.Tensor, *, kappa_x: float, kappa_y: float):
+    def __init__(self, averages: RowMeans, col_sums: torch.Tensor, *, kappa_x: float, kappa_y: float):
         self.averages = averages
         self.c = col_sums[:, None]  # [m, 1]
         self.kappa_x, self.kappa_y = kappa_x, kappa_y

@@ -1,0 +1,232 @@
+"""Entropic OT of two weighted clouds over kept pairs as one differentiable result."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from solvers.flash_sinkhorn.inputs.checks import Inputs, checked_inputs, positive, whole
+from solvers.flash_sinkhorn.losses.loss import Regularisation, attach, full_precision, promoted
+from solvers.flash_sinkhorn.losses.notices import tell_not_converged
+from solvers.flash_sinkhorn.losses.transport import DEFAULT_TOL, LEAST_SECONDS, Transport, debiased
+from solvers.flash_sinkhorn.losses.values import dual_value
+
+from ..geometry import from_tiles, to_tiles
+from ..iterate import Options
+from ..solver import check_dimension, solved, sorted_clouds
+from .derivatives import KeptPair, KeptSelfPair
+from .kept import Kept
+from .near_copies import solve_near_copy
+from .operators import Costs, KeptPlan
+from .self_transport import solve_self
+
+
+@dataclass(frozen=True, repr=False)
+class KeptTransport(Transport):
+    """`Transport` of `transport` here. kept: the pairs of OT_eps(a, b) at f, g; omitted: the largest bound, of the
+    problems solved, of what all other pairs add to its residual; converged: whether the sum of both is within tol."""
+
+    kept: Kept
+    omitted: float
+
+    @cached_property
+    def plan(self) -> KeptPlan:
+        """The plan of OT_eps(a, b) as an operator over kept pairs."""
+        x, y, a, b = self.inputs
+        problem = self.problem
+        checked = checked_inputs(x, y, a, b, eps=problem.eps, cost_scale=problem.cost_scale, balanced=False)
+        return KeptPlan(checked, self.kept, eps=problem.eps, cost_scale=problem.cost_scale, dtype=x.dtype)
+
+    @cached_property
+    def costs(self) -> Costs:
+        """Primal and dual value of that plan, their gap, and its linear cost. Four passes on first use."""
+        return self.plan.costs(self.f, self.g)
+
+    @cached_property
+    def linear_cost(self) -> float:
+        """<P, C> of that plan, without any entropy."""
+        return self.costs.linear
+
+
+def transport(
+    x: Tensor,
+    y: Tensor,
+    a: Tensor | None = None,
+    b: Tensor | None = None,
+    *,
+    eps: float,
+    cost_scale: float = 1.0,
+    debias: bool = False,
+    tol: float | None = None,
+    max_iterations: int = 1_000,
+    max_seconds: float | None = None,
+    tile: int = 32,
+) -> KeptTransport:
+    """Solve OT_eps(a, b) over the pairs that matter, and with debias the two self problems too.
+
+    x [n, d], y [m, d]: points of any float dtype, CPU or CUDA, d from 1 to 6; a [n], b [m]: weights of equal mass,
+    uniform if None. eps in units of C = cost_scale |x - y|^2. tol: on the L1 marginal residual over the mass, of all
+    pairs, 1e-4 if None; a solve that ends above it warns NotConverged. max_seconds: of all problems together. tile as
+    of `solve`. Values are differentiable once in x, y, a and b; second derivatives raise NotImplementedError.
+
+    A self problem has one potential and takes one pass an iteration. Clouds that are nearly copies, or translated
+    copies, of each other are solved from theirs, so that what those are off by cancels. The value is off by the square
+    of the residual, and by eps times what was left out; gradients by the residual, relative to the distances moved.
+
+    Raises ValueError as `solve` does.
+
+    Source: Feydy et al. 2019 (1810.08278).
+    """
+    budget = _Budget(DEFAULT_TOL if tol is None else positive("tol", tol), max_iterations, max_seconds, tile)
+    problem = Regularisation(positive("eps", eps), positive("cost_scale", cost_scale))
+    check_dimension(x)
+    with full_precision(x):
+        options: dict[str, Any] = {"eps": problem.eps, "cost_scale": problem.cost_scale}
+        checked = checked_inputs(x, y, a, b, **options)
+        x, y, a, b = promoted(x, y, a, b)
+        own = []
+        if debias:
+            own = [_solve_self(points, weight, problem, budget) for points, weight in ((x, a), (y, b))]
+        pair = _solve_near_copy(checked, problem, budget, own) if own else None
+        if pair is None:
+            pair = _solve(x, y, a, b, problem, budget)
+        ot = pair.value(x, y, a, b, problem)
+        divergence = None
+        if own:
+            of_x, of_y = own[0].self_value(x, a, problem), own[1].self_value(y, b, problem)
+            divergence = debiased(ot, of_x, of_y, a, b, problem)
+    found = [pair, *own]
+    converged = all(each.converged for each in found)
+    if not converged:
+        worst = max((each for each in found if not each.converged), key=lambda each: each.residual + each.omitted)
+        in_float64 = x.device.type == "cpu" and x.dtype is torch.float64
+        tell_not_converged(worst.residual + worst.omitted, budget.tol, by_rounding=worst.stalled, in_float64=in_float64)
+    return KeptTransport(
+        ot=ot,
+        divergence=divergence,
+        f=pair.f,
+        g=pair.g,
+        f_self=own[0].g if own else None,
+        g_self=own[1].g if own else None,
+        residual=max(each.residual for each in found),
+        converged=converged,
+        tol=budget.tol,
+        problem=problem,
+        n_passes=sum(each.n_passes for each in found),
+        inputs=(x.detach(), y.detach(), a.detach(), b.detach()),
+        kept=pair.kept,
+        omitted=max(each.omitted for each in found),
+    )
+
+
+@dataclass(eq=False)
+class _Solved:
+    """Potentials f [n], g [m] for weights as given, of two clouds or of one with itself, g then the full update of f;
+    kept: at f and g, or at g on both sides."""
+
+    f: Tensor
+    g: Tensor
+    kept: Kept
+    residual: float
+    omitted: float
+    converged: bool
+    stalled: bool
+    n_passes: float
+
+    def value(self, x: Tensor, y: Tensor, a: Tensor, b: Tensor, problem: Regularisation) -> Tensor:
+        """OT_eps(a, b), differentiable."""
+        pair = KeptPair(self._plan(x, y, a, b, problem))
+        value = dual_value(a.detach(), b.detach(), self.f, self.g, eps=problem.eps)
+        return attach(value, pair, [x, y, a, b], [self.f, self.g])
+
+    def self_value(self, x: Tensor, a: Tensor, problem: Regularisation) -> Tensor:
+        """OT_eps(a, a): rows of (f, g) have their mass."""
+        pair = KeptSelfPair(self._plan(x, x, a, a, problem))
+        value = dual_value(a.detach(), a.detach(), self.f, self.g, eps=problem.eps)
+        return attach(value, pair, [x, a], [self.g])
+
+    def _plan(self, x: Tensor, y: Tensor, a: Tensor, b: Tensor, problem: Regularisation) -> KeptPlan:
+        checked = checked_inputs(x, y, a, b, eps=problem.eps, cost_scale=problem.cost_scale, balanced=False)
+        return KeptPlan(checked, self.kept, eps=problem.eps, cost_scale=problem.cost_scale, dtype=x.dtype)
+
+
+def _solve(x: Tensor, y: Tensor, a: Tensor, b: Tensor, problem: Regularisation, budget: _Budget) -> _Solved:
+    found = solved(x, y, a, b, eps=problem.eps, cost_scale=problem.cost_scale, **budget.left())
+    result = found.result
+    return _Solved(
+        f=result.f,
+        g=result.g,
+        kept=Kept.of(found.passes, found.u, found.v, found.rounding),
+        residual=result.residual,
+        omitted=result.omitted,
+        converged=result.converged,
+        stalled=False,
+        n_passes=result.n_passes,
+    )
+
+
+def _solve_self(x: Tensor, a: Tensor, problem: Regularisation, budget: _Budget) -> _Solved:
+    eps, cost_scale, tol = problem.eps, problem.cost_scale, budget.tol
+    inputs = checked_inputs(x, x, a, a, eps=eps, cost_scale=cost_scale)
+    cloud, _, rounding = sorted_clouds(inputs, eps=eps, cost_scale=cost_scale, tol=tol, tile=budget.tile)
+    k = cost_scale * math.log2(math.e) / eps
+    goal = max(tol - rounding, tol / 2)
+    found = solve_self(cloud, k, tol=goal, max_passes=budget.max_iterations, deadline=budget.deadline)
+    scale, shift = eps * math.log(2.0), eps * math.log(inputs.mass) / 2
+    return _Solved(
+        f=scale * from_tiles(cloud, found.u) - shift,
+        g=scale * from_tiles(cloud, found.update) - shift,
+        kept=Kept.of(found.passes, found.update, found.update, rounding),
+        residual=found.residual,
+        omitted=found.omitted + rounding,
+        converged=found.converged and found.residual + found.omitted + rounding <= tol,
+        stalled=found.stalled,
+        n_passes=found.n_passes,
+    )
+
+
+def _solve_near_copy(inputs: Inputs, problem: Regularisation, budget: _Budget, own: list[_Solved]) -> _Solved | None:
+    """None where the clouds are no near copies."""
+    eps, cost_scale, tol = problem.eps, problem.cost_scale, budget.tol
+    x, y, rounding = sorted_clouds(inputs, eps=eps, cost_scale=cost_scale, tol=tol, tile=budget.tile)
+    k = cost_scale * math.log2(math.e) / eps
+    scale, shift = eps * math.log(2.0), eps * math.log(inputs.mass) / 2
+    u, v = (to_tiles(cloud, (each.f + shift) / scale) for cloud, each in zip((x, y), own, strict=True))
+    options = Options(max_passes=2 * budget.max_iterations, deadline=budget.deadline)
+    near = solve_near_copy(x, y, u, v, k, tol=max(tol - rounding, tol / 2), options=options)
+    if near is None:
+        return None
+    found, passes = near
+    return _Solved(
+        f=scale * from_tiles(x, found.u) - shift,
+        g=scale * from_tiles(y, found.v) - shift,
+        kept=Kept.of(passes, found.u, found.v, rounding),
+        residual=found.residual,
+        omitted=found.omitted + rounding,
+        converged=found.converged and found.residual + found.omitted + rounding <= tol,
+        stalled=False,
+        n_passes=found.n_passes,
+    )
+
+
+class _Budget:
+    """The stopping rule of every problem, with the seconds that are left of it."""
+
+    def __init__(self, tol: float, max_iterations: int, max_seconds: float | None, tile: int):
+        self.tol, self.tile = tol, tile
+        self.max_iterations = whole("max_iterations", max_iterations)
+        seconds = None if max_seconds is None else positive("max_seconds", max_seconds)
+        self.deadline = None if seconds is None else time.perf_counter() + seconds
+
+    def left(self) -> dict[str, Any]:
+        """As `solved` takes it."""
+        rule = {"tol": self.tol, "max_iterations": self.max_iterations, "tile": self.tile}
+        if self.deadline is None:
+            return rule
+        return rule | {"max_seconds": max(self.deadline - time.perf_counter(), LEAST_SECONDS)}
