@@ -15,12 +15,21 @@ REHEARSAL = 4096  # points a side: two levels
 
 
 class FlashSinkhorn2:
-    """correction "full", "lite" or "none"; memory of Anderson mixing, 0 for none; tile: points a tile."""
+    """correction "full", "lite" or "none"; memory of Anderson mixing, 0 for none; tile: points a tile; lasting,
+    thinning: as in `solve`."""
 
     framework = Framework.TORCH
 
-    def __init__(self, correction: str = "full", memory: int = 5, tile: int = 32):
-        self.options: dict[str, Any] = {"correction": correction, "memory": memory, "tile": tile}
+    def __init__(
+        self,
+        correction: str = "full",
+        memory: int = 5,
+        tile: int = 32,
+        lasting: bool = False,
+        thinning: bool = True,
+    ):
+        options: dict[str, Any] = {"correction": correction, "memory": memory, "tile": tile}
+        self.options = options | {"lasting": lasting, "thinning": thinning}
 
     def supports(self, spec: Spec, budget: Budget) -> None:
         if spec.d > LARGEST_DIMENSION:
@@ -38,12 +47,7 @@ class FlashSinkhorn2:
 
     def prepare(self, spec: Spec, budget: Budget) -> None:
         """Compile the kernels on points of this dimension and type that are not the problem's."""
-        n, m = min(spec.n, REHEARSAL), min(spec.m, REHEARSAL)
-        kind: dict[str, Any] = {"dtype": getattr(torch, spec.dtype), "device": spec.device}
-        generator = torch.Generator(spec.device).manual_seed(0)
-        x = torch.rand(n, spec.d, generator=generator, **kind)
-        y = torch.rand(m, spec.d, generator=generator, **kind) ** 2
-        eps = 4.0 * max(n, m) ** (-2 / spec.d)  # blur of two spacings
+        x, y, eps = rehearsal(spec)
         solve(x, y, eps=eps, tol=1e-3, max_iterations=6, **self.options)
 
     def solve(self, problem: Problem, budget: Budget) -> Solution:
@@ -66,4 +70,19 @@ class FlashSinkhorn2:
             TracePoint(before + check.passes // 2, check.seconds - result.started, check.residual)
             for check in result.trace
         )
-        return Solution(result.f, result.g, result.n_iterations, result.n_passes, result.converged, trace)
+        stats = {
+            "kept_pairs_per_point": result.kept_pairs,
+            "screens": result.n_screens,
+            "rejected": result.n_rejected,
+        }
+        return Solution(result.f, result.g, result.n_iterations, result.n_passes, result.converged, trace, stats=stats)
+
+
+def rehearsal(spec: Spec) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Points x, y of that dimension, type and device, but not of the problem; and an eps for them."""
+    n, m = min(spec.n, REHEARSAL), min(spec.m, REHEARSAL)
+    kind: dict[str, Any] = {"dtype": getattr(torch, spec.dtype), "device": spec.device}
+    generator = torch.Generator(spec.device).manual_seed(0)
+    x = torch.rand(n, spec.d, generator=generator, **kind)
+    y = torch.rand(m, spec.d, generator=generator, **kind) ** 2
+    return x, y, 4.0 * max(n, m) ** (-2 / spec.d)  # a blur of two spacings

@@ -57,7 +57,7 @@ def solve_levels(
             k = cost_scale * math.log2(math.e) / level.eps
             if is_last:
                 u, v = better_start(x, y, u, v, k)
-            passes = ScreenedPasses(level.x.cloud, level.y.cloud, k, thins=not options.lasting)
+            passes = ScreenedPasses(level.x.cloud, level.y.cloud, k, thins=options.thinning and not options.lasting)
             passes.refresh(u, v, FIRST_LASTING_SHARE * goal if options.lasting else FIRST_BUDGET)
             outcome = iterate(passes, u, v, tol=goal, options=limits)
         if not is_last:

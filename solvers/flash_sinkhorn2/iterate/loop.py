@@ -28,13 +28,14 @@ MOST_OMITTED = 0.5  # above, a half-step says nothing of the dual value
 class Options:
     """correction; memory of Anderson mixing, 0 for none; max_passes: a pass is all row or all column sums once;
     deadline: a time of `time.perf_counter`, or None; lasting: masks are chosen for the tolerance at once and with much
-    slack, as where choosing costs more than passes do."""
+    slack, as where choosing costs more than passes do; thinning: masks lose what measured sums say they can."""
 
     correction: Correction = Correction.FULL
     memory: int = MEMORY
     max_passes: int = 1000
     deadline: float | None = None
     lasting: bool = False
+    thinning: bool = True
 
 
 @dataclass(frozen=True)
