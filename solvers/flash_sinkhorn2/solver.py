@@ -137,11 +137,7 @@ def solved(
     correction = member("correction", Correction, correction)
     if memory != 0:
         memory = whole("memory", memory)
-    if isinstance(x, torch.Tensor) and x.ndim == 2 and x.shape[1] > LARGEST_DIMENSION:
-        raise ValueError(
-            f"x has dimension {x.shape[1]}: pairs of points can be left out from 1 to {LARGEST_DIMENSION} only, "
-            "use the dense solver, solvers.flash_sinkhorn"
-        )
+    check_dimension(x)
     inputs = checked_inputs(x, y, a, b, eps=eps, cost_scale=cost_scale)
     of_x, of_y, rounding = sorted_clouds(inputs, eps=eps, cost_scale=cost_scale, tol=tol, tile=tile)
     sorting = time.perf_counter() - started
@@ -171,6 +167,15 @@ def solved(
         seconds=((0, sorting), *found.seconds),
     )
     return Solved(result, passes, outcome.u, outcome.v, rounding)
+
+
+def check_dimension(x: torch.Tensor) -> None:
+    """ValueError for points of more coordinates than tiles prune in."""
+    if isinstance(x, torch.Tensor) and x.ndim == 2 and x.shape[1] > LARGEST_DIMENSION:
+        raise ValueError(
+            f"x has dimension {x.shape[1]}: pairs of points can be left out from 1 to {LARGEST_DIMENSION} only, "
+            "use the dense solver, solvers.flash_sinkhorn"
+        )
 
 
 def sorted_clouds(
