@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -11,26 +12,17 @@ from test_acceleration import HARD, residual, unbalanced_pair, uniform
 from solvers.flash_sinkhorn import solve
 from solvers.flash_sinkhorn.inputs.checks import checked_inputs
 from solvers.flash_sinkhorn.iteration.loop import Loop, Method, Updates
-from solvers.flash_sinkhorn.iteration.progress import FEWEST, ROUNDINGS, Progress
+from solvers.flash_sinkhorn.iteration.progress import FEWEST, Progress
+from solvers.flash_sinkhorn.sweeps.blocked_sweeps import BlockedSweeps
+from solvers.flash_sinkhorn.sweeps.sweeps import ROUNDINGS
 from solvers.flash_sinkhorn.sweeps.tiles import Precision
 
 PROBLEMS = HARD | {"N02": (*unbalanced_pair(), 0.01)}
 MIXED, PLAIN = {"acceleration": True}, {"acceleration": False}
 
 
-class Sweeps:
-    """Of a given rounding, counting how often they are asked for it."""
-
-    def __init__(self, rounding):
-        self._rounding, self.asked = rounding, 0
-
-    def rounding(self):
-        self.asked += 1
-        return self._rounding
-
-
 def first_stall(residuals, rounding):
-    progress = Progress(Sweeps(rounding))
+    progress = Progress(lambda: rounding)
     return next((k for k, value in enumerate(residuals, 1) if progress.has_stalled(k, value)), None)
 
 
@@ -65,9 +57,10 @@ def test_nor_is_the_slowest_convergence_of_sinkhorn():
 
 @pytest.mark.parametrize("plateau", [0.01, math.nan])
 def test_a_plateau_above_rounding_is_no_stall_and_costs_few_looks(plateau):
-    progress = Progress(sweeps := Sweeps(1e-3))
+    looks = []
+    progress = Progress(lambda: looks.append(1) or 1e-3)
     assert not any(progress.has_stalled(k, plateau) for k in range(1, 10_000))
-    assert sweeps.asked <= math.log2(10_000 / FEWEST) + 1
+    assert len(looks) <= math.log2(10_000 / FEWEST) + 1
 
 
 @pytest.mark.parametrize("rate", [0.5, 0.9, 0.995])
@@ -125,3 +118,29 @@ def test_points_without_weight_do_not_count_as_rounding(device):
     largest = torch.cdist(x, y).square().max().item()
     assert roundings[1] == pytest.approx(roundings[0], rel=1e-3)
     assert 0.01 * half_ulp * largest / eps < roundings[0] < half_ulp * largest / eps
+
+
+class Coarse(BlockedSweeps):
+    """In float32, where exact sweeps are in float64."""
+
+    improvable = True
+
+
+@pytest.mark.parametrize("tol", [1e-9, 1e-3])
+def test_exact_sweeps_take_over_where_others_round_too_much(monkeypatch, tol):
+    """Not where rounding is far below what is asked for."""
+
+    def make_sweeps(loop):
+        inputs, scale = loop.inputs, loop.method.cost_scale
+        if loop.precision is Precision.EXACT:
+            return BlockedSweeps(inputs, cost_scale=scale)
+        return Coarse(dataclasses.replace(inputs, x=inputs.x.float(), y=inputs.y.float()), cost_scale=scale)
+
+    monkeypatch.setattr(Loop, "_make_sweeps", make_sweeps)
+    x, y, eps = PROBLEMS["cube to normal"]
+    result = solve(x, y, eps=eps, tol=tol, precision="fast")
+    assert result.converged and not result.stalled
+    assert residual(x, y, uniform(x), uniform(y), result) <= 1.01 * tol
+    expected = Precision.EXACT if tol == 1e-9 else Precision.FAST
+    assert result.precision is expected and result.trace[-1].precision is expected
+    assert result.trace[0].precision is Precision.FAST

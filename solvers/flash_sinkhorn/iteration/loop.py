@@ -151,7 +151,7 @@ class Loop:
 
         Of alternating updates the rows' half-step met the rows' marginal exactly, and the columns' measures the rest.
         """
-        mixer, progress, start = self._started_mixer(), Progress(self.sweeps), self.n_iterations
+        mixer, progress, start = self._started_mixer(), Progress(self._rounding), self.n_iterations
         while True:
             self.iterate()
             if mixer:
@@ -171,6 +171,10 @@ class Loop:
                 yield residual
             if mixer:
                 mixer.extrapolate()
+
+    def _rounding(self) -> float:
+        """Of the sweeps; without limit where exact ones can take over, so that there a plateau is reason enough."""
+        return math.inf if self.sweeps.improvable else self.sweeps.rounding()
 
     def _started_mixer(self) -> Anderson | None:
         if not self.method.acceleration or self.method.updates is not Updates.ALTERNATING:

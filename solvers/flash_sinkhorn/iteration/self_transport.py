@@ -66,7 +66,7 @@ def solve_self(
     limits = Limits(max_iterations, deadline)
     loop = _SelfLoop(_sweeps(inputs, cost_scale, precision), eps, damping, inputs.mass_x)
     loop.iterate(tol, limits)
-    if loop.sweeps.rounded:
+    if (loop.stalled and loop.sweeps.improvable) or not loop.sweeps.suffices(tol):
         rounded, precision = loop, Precision.EXACT
         loop = _SelfLoop(_sweeps(inputs, cost_scale, precision), eps, damping, inputs.mass_x, rounded)
         loop.iterate(tol, limits)

@@ -77,8 +77,9 @@ def solve(
     annealing: ratio in (0, 1) of one eps to the next, from the squared diameter down to eps, one iteration each,
     before the iterations at eps; None starts at eps. precision "fast" rounds points to 10-bit mantissas, "mixed" only
     those of y (consistently: the rounded problem is solved exactly); with a tolerance exact sweeps follow, so that
-    `residual` is that of the clouds as given. On the CPU and for d <= 5 nothing is rounded. GPU sweeps compute
-    in float32 whatever the type of the points; CPU sweeps of float64 points in float64.
+    `residual` is that of the clouds as given. On the CPU and for d <= 5 nothing is rounded; for d <= 4 exact sweeps
+    follow where tol is of rounding's size, or the residual stops falling: their exponents have no large summands.
+    GPU sweeps compute in float32 whatever the type of the points; CPU sweeps of float64 points in float64.
 
     A tolerance below what rounding leaves, at most 6e-8 max C / eps in float32 and often a tenth of that, is not met:
     iterations end, not converged and `stalled`, once the residual is within a few times that and has not fallen by a
@@ -128,7 +129,7 @@ def solve(
     else:
         loop.set_epsilon(eps)
         loop.iterate_to(tol, limits)
-    if loop.sweeps.rounded:
+    if (loop.stalled and loop.sweeps.improvable) or not loop.sweeps.suffices(tol):
         loop.make_exact()
         loop.iterate_to(tol, limits)
     f, g = loop.potentials()

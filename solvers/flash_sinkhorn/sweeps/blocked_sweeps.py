@@ -30,7 +30,7 @@ class BlockedSweeps(Sweeps[BlockedCloud]):
     Never stores more than one block of scores. Low d takes direct differences, high d one product a block.
     """
 
-    rounded = False
+    rounded = improvable = False
 
     def __init__(self, inputs: Inputs, *, cost_scale: float):
         self.cost_scale = cost_scale

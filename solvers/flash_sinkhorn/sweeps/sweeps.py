@@ -9,6 +9,8 @@ from typing import Generic, TypeVar
 
 import torch
 
+ROUNDINGS = 4.0  # plain iterations end at 0.05 to 0.6 of `Sweeps.rounding`, mixed ones at tiny eps up to 4
+
 
 @dataclass(eq=False)
 class Cloud:
@@ -45,6 +47,7 @@ class Sweeps(ABC, Generic[C]):
     x: C
     y: C
     rounded: bool  # whether the stored points are rounded beyond float32, so that a rounded problem is solved
+    improvable: bool  # whether exact sweeps reach smaller residuals, of the points as given
 
     @abstractmethod
     def set_epsilon(self, eps: float, ratio: float) -> None:
@@ -72,6 +75,11 @@ class Sweeps(ABC, Generic[C]):
         half_ulp = torch.finfo(self.x.row_bias.dtype).eps / 2
         largest = max(torch.where(c.weight > 0, c.row_bias, 0.0).abs().amax().item() for c in (self.x, self.y))
         return math.log(2) * half_ulp * largest
+
+    def suffices(self, tol: float) -> bool:
+        """Whether exact sweeps would tell no more of a residual of tol: what these round is well below it, or exact
+        ones round as much. Waits for the device."""
+        return not self.improvable or not (self.rounded or tol < ROUNDINGS * self.rounding())
 
     def half_step(self, rows: C, cols: C) -> None:
         self.settle(rows, self.sweep(rows, cols), relaxation=1.0, damping=rows.damping)

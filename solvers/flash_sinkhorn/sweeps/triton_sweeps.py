@@ -64,6 +64,7 @@ class TritonSweeps(Sweeps[StoredCloud]):
         self.packed = precision.packs(d)
         self.direct = d <= LARGEST_DIRECT_DIMENSION and not self.packed
         self.rounded = not self.packed and not self.direct and precision is not Precision.EXACT
+        self.improvable = self.rounded or (self.packed and d <= LARGEST_DIRECT_DIMENSION)
         n_padded, m_padded = _round_up(inputs.x.shape[0]), _round_up(inputs.y.shape[0])
         multiprocessors = _multiprocessors(inputs.x.device)
         self.tile = tile or fitted(
