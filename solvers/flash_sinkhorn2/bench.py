@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from fsbench.api import Budget, Framework, Problem, Solution, Spec, Task, ToResidual, TracePoint, Unsupported
+from solvers.flash_sinkhorn import NotConverged
 
 from .geometry.clouds import LARGEST_DIMENSION
-from .solver import solve
+from .plan.derivatives import KeptPair
+from .plan.kept import Kept
+from .plan.operators import KeptPlan
+from .plan.transport import transport
+from .solver import Solved, solved
 
 REHEARSAL = 4096  # points a side: two levels
 
@@ -19,6 +26,7 @@ class FlashSinkhorn2:
     thinning: as in `solve`."""
 
     framework = Framework.TORCH
+    tasks: tuple[Task, ...] = (Task.FORWARD,)
 
     def __init__(
         self,
@@ -30,14 +38,15 @@ class FlashSinkhorn2:
     ):
         options: dict[str, Any] = {"correction": correction, "memory": memory, "tile": tile}
         self.options = options | {"lasting": lasting, "thinning": thinning}
+        self.tasks = Task.FORWARD, Task.FORWARD_BACKWARD, Task.DIVERGENCE
 
     def supports(self, spec: Spec, budget: Budget) -> None:
         if spec.d > LARGEST_DIMENSION:
             raise Unsupported(f"d = {spec.d}: pairs of points can be left out for d of 1 to {LARGEST_DIMENSION} only")
         if not isinstance(budget, ToResidual):
             raise Unsupported("fixed iterations: the pairs that it keeps follow from the residual that is asked for")
-        if spec.task is not Task.FORWARD:
-            raise Unsupported(f"task {spec.task}: it computes potentials only")
+        if spec.task not in self.tasks:
+            raise Unsupported(f"task {spec.task}: it computes {', '.join(self.tasks)} only")
         if spec.dtype not in ("float32", "float64"):
             raise Unsupported(f"dtype {spec.dtype}: float32 and float64 only")
         if spec.dtype == "float64" and spec.device == "cuda":
@@ -48,12 +57,17 @@ class FlashSinkhorn2:
     def prepare(self, spec: Spec, budget: Budget) -> None:
         """Compile the kernels on points of this dimension and type that are not the problem's."""
         x, y, eps = rehearsal(spec)
-        solve(x, y, eps=eps, tol=1e-3, max_iterations=6, **self.options)
+        rehearsed = replace(spec, n=len(x), m=len(y), eps=eps, cost_scale=1.0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NotConverged)
+            self.solve(Problem(x, y, None, None, rehearsed), ToResidual(1e-3, max_iterations=6))
 
     def solve(self, problem: Problem, budget: Budget) -> Solution:
         assert isinstance(budget, ToResidual)
+        if problem.spec.task is Task.DIVERGENCE:
+            return self._divergence(problem, budget)
         spec = problem.spec
-        result = solve(
+        found = solved(
             problem.x,
             problem.y,
             problem.a,
@@ -65,6 +79,7 @@ class FlashSinkhorn2:
             max_seconds=budget.max_seconds,
             **self.options,
         )
+        result = found.result
         before = result.n_iterations - result.trace[-1].passes // 2  # at larger eps
         trace = tuple(
             TracePoint(before + check.passes // 2, check.seconds - result.started, check.residual)
@@ -75,7 +90,40 @@ class FlashSinkhorn2:
             "screens": result.n_screens,
             "rejected": result.n_rejected,
         }
-        return Solution(result.f, result.g, result.n_iterations, result.n_passes, result.converged, trace, stats=stats)
+        counts = result.n_iterations, result.n_passes, result.converged
+        solution = Solution(result.f, result.g, *counts, trace, stats=stats)
+        return solution if spec.task is Task.FORWARD else _with_gradients(solution, problem, found)
+
+    def _divergence(self, problem: Problem, budget: ToResidual) -> Solution:
+        """As a user calls it; each of the three problems to its own residual, in as many iterations as it takes."""
+        found = transport(
+            problem.x,
+            problem.y,
+            problem.a,
+            problem.b,
+            eps=problem.spec.eps,
+            cost_scale=problem.spec.cost_scale,
+            debias=True,
+            tol=budget.tol,
+            max_iterations=budget.max_iterations,
+            max_seconds=budget.max_seconds,
+            **self.options,
+        )
+        own = (found.f_self, found.f_self), (found.g_self, found.g_self)
+        return Solution(
+            found.f, found.g, None, found.n_passes, found.converged, value=found.divergence, self_potentials=own
+        )
+
+
+def _with_gradients(solution: Solution, problem: Problem, found: Solved) -> Solution:
+    """Rows normalised by their own sums over kept pairs."""
+    kept = Kept.of(found.passes, found.u, found.v, found.rounding)
+    spec = problem.spec
+    plan = KeptPlan(problem.x, problem.y, problem.a, problem.b, kept, eps=spec.eps, cost_scale=spec.cost_scale)
+    inputs = plan.inputs
+    tensors = inputs.x, inputs.y, inputs.a, inputs.b, solution.f, solution.g
+    grad_x, grad_y, _, _ = KeptPair(plan).gradients(tensors, (True, True, False, False))
+    return solution.with_gradients(grad_x, grad_y, passes=plan.averages.n_passes)
 
 
 def rehearsal(spec: Spec) -> tuple[torch.Tensor, torch.Tensor, float]:

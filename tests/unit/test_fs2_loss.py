@@ -201,8 +201,9 @@ class TestDebiasing:
 class TestWords:
     def test_a_solve_that_ends_early_says_so(self):
         x, y, a, b = clouds(2)
-        with pytest.warns(NotConverged, match=r"residual .* above tol"):
+        with pytest.warns(NotConverged, match=r"residual .* above tol") as told:
             found = transport(x, y, a, b, eps=1e-4, tol=1e-5, max_iterations=1, debias=True)
+        assert told[0].filename == __file__
         assert not found.converged and "NOT converged" in repr(found)
         with pytest.warns(NotConverged):
             transport(x, y, a, b, eps=1e-4, tol=1e-6, max_seconds=1e-6)

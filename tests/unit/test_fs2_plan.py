@@ -6,7 +6,6 @@ import pytest
 import torch
 from dense_reference import cost_matrix, kl
 
-from solvers.flash_sinkhorn.inputs.checks import checked_inputs
 from solvers.flash_sinkhorn.plan.averages import Motion
 from solvers.flash_sinkhorn2.cascade import levels
 from solvers.flash_sinkhorn2.plan.kept import Kept
@@ -40,8 +39,7 @@ class Case:
         found = solved(self.x, self.y, self.a, self.b, tol=TOL, tile=8, **options)
         self.result = found.result
         kept = Kept.of(found.passes, found.u, found.v, found.rounding)
-        inputs = checked_inputs(self.x, self.y, self.a, self.b, balanced=False, **options)
-        self.operator = KeptPlan(inputs, kept, dtype=dtype, **options)
+        self.operator = KeptPlan(self.x, self.y, self.a, self.b, kept, **options)
         self.cost = cost_matrix(self.x, self.y, SCALE)
         f, g = self.result.f, self.result.g
         self.plan = self.a[:, None] * self.b * torch.exp((f[:, None] + g - self.cost) / self.eps)
@@ -167,9 +165,8 @@ class TestDigits:
         x = torch.linspace(0, 1000, 4000)[:, None].float()
         y = x + 0.25
         found = solved(x, y, eps=1.0, tol=1e-3, tile=8)
-        options = {"eps": 1.0, "cost_scale": 1.0}
         kept = Kept.of(found.passes, found.u, found.v, found.rounding)
-        plan = KeptPlan(checked_inputs(x, y, None, None, **options), kept, dtype=torch.float32, **options)
+        plan = KeptPlan(x, y, None, None, kept, eps=1.0, cost_scale=1.0)
         f, g = found.result.f, found.result.g
         dense = torch.softmax((f[:, None] + g - cost_matrix(x, y)), 1)
         expected = x.double() - dense @ y.double()

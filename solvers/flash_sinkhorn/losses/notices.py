@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 
-PASSED_OVER = ("torch", __package__.rpartition(".")[0])  # packages whose frames are not the user's
+PASSED_OVER = ("torch", __package__.partition(".")[0])  # packages whose frames are not the user's
 
 
 class NotConverged(UserWarning):

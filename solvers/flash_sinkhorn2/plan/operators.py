@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from solvers.flash_sinkhorn.inputs.checks import Inputs
+from solvers.flash_sinkhorn.inputs.checks import checked_inputs
 from solvers.flash_sinkhorn.plan.averages import Motion
 from solvers.flash_sinkhorn.plan.operators import Plan
 
@@ -34,15 +34,18 @@ class Costs:
 
 
 class KeptPlan(Plan):
-    """`Plan` over the kept tile pairs: sums are exact for these, and what the others hold is bounded.
+    """`Plan` over the kept tile pairs of x [n, d], y [m, d], a [n], b [m]: sums are exact for these, and what the
+    others hold is bounded. kept: of these clouds, whose weights it has normalised.
 
     Of rows without weight no bound is known, and their means are nan where they meet no kept pair.
     """
 
-    def __init__(self, inputs: Inputs, kept: Kept, *, eps: float, cost_scale: float, dtype: torch.dtype):
-        """inputs: with weights as given. dtype: that of x, and of what is returned where it is not float64."""
+    def __init__(
+        self, x: Tensor, y: Tensor, a: Tensor | None, b: Tensor | None, kept: Kept, *, eps: float, cost_scale: float
+    ):
+        inputs = checked_inputs(x, y, a, b, eps=eps, cost_scale=cost_scale, balanced=False)
         self.kept = kept
-        self.take(KeptMeans(inputs, kept, eps=eps, cost_scale=cost_scale), dtype)
+        self.take(KeptMeans(inputs, kept, eps=eps, cost_scale=cost_scale), x.dtype)
 
     @property
     def omitted(self) -> float:

@@ -38,10 +38,7 @@ class KeptTransport(Transport):
     @cached_property
     def plan(self) -> KeptPlan:
         """The plan of OT_eps(a, b) as an operator over kept pairs."""
-        x, y, a, b = self.inputs
-        problem = self.problem
-        checked = checked_inputs(x, y, a, b, eps=problem.eps, cost_scale=problem.cost_scale, balanced=False)
-        return KeptPlan(checked, self.kept, eps=problem.eps, cost_scale=problem.cost_scale, dtype=x.dtype)
+        return KeptPlan(*self.inputs, self.kept, eps=self.problem.eps, cost_scale=self.problem.cost_scale)
 
     @cached_property
     def costs(self) -> Costs:
@@ -67,13 +64,15 @@ def transport(
     max_iterations: int = 1_000,
     max_seconds: float | None = None,
     tile: int = 32,
+    **options: Any,
 ) -> KeptTransport:
     """Solve OT_eps(a, b) over the pairs that matter, and with debias the two self problems too.
 
     x [n, d], y [m, d]: points of any float dtype, CPU or CUDA, d from 1 to 6; a [n], b [m]: weights of equal mass,
     uniform if None. eps in units of C = cost_scale |x - y|^2. tol: on the L1 marginal residual over the mass, of all
-    pairs, 1e-4 if None; a solve that ends above it warns NotConverged. max_seconds: of all problems together. tile as
-    of `solve`. Values are differentiable once in x, y, a and b; second derivatives raise NotImplementedError.
+    pairs, 1e-4 if None; a solve that ends above it warns NotConverged. max_seconds: of all problems together. tile, and
+    options correction, memory, lasting and thinning: as of `solve`. Values are differentiable once in x, y, a and b;
+    second derivatives raise NotImplementedError.
 
     A self problem has one potential and takes one pass an iteration. Clouds that are nearly copies, or translated
     copies, of each other are solved from theirs, so that what those are off by cancels. The value is off by the square
@@ -87,15 +86,14 @@ def transport(
     problem = Regularisation(positive("eps", eps), positive("cost_scale", cost_scale))
     check_dimension(x)
     with full_precision(x):
-        options: dict[str, Any] = {"eps": problem.eps, "cost_scale": problem.cost_scale}
-        checked = checked_inputs(x, y, a, b, **options)
+        checked = checked_inputs(x, y, a, b, eps=problem.eps, cost_scale=problem.cost_scale)
         x, y, a, b = promoted(x, y, a, b)
         own = []
         if debias:
             own = [_solve_self(points, weight, problem, budget) for points, weight in ((x, a), (y, b))]
         pair = _solve_near_copy(checked, problem, budget, own) if own else None
         if pair is None:
-            pair = _solve(x, y, a, b, problem, budget)
+            pair = _solve(x, y, a, b, problem, budget, options)
         ot = pair.value(x, y, a, b, problem)
         divergence = None
         if own:
@@ -141,23 +139,21 @@ class _Solved:
 
     def value(self, x: Tensor, y: Tensor, a: Tensor, b: Tensor, problem: Regularisation) -> Tensor:
         """OT_eps(a, b), differentiable."""
-        pair = KeptPair(self._plan(x, y, a, b, problem))
+        pair = KeptPair(KeptPlan(x, y, a, b, self.kept, eps=problem.eps, cost_scale=problem.cost_scale))
         value = dual_value(a.detach(), b.detach(), self.f, self.g, eps=problem.eps)
         return attach(value, pair, [x, y, a, b], [self.f, self.g])
 
     def self_value(self, x: Tensor, a: Tensor, problem: Regularisation) -> Tensor:
         """OT_eps(a, a): rows of (f, g) have their mass."""
-        pair = KeptSelfPair(self._plan(x, x, a, a, problem))
+        pair = KeptSelfPair(KeptPlan(x, x, a, a, self.kept, eps=problem.eps, cost_scale=problem.cost_scale))
         value = dual_value(a.detach(), a.detach(), self.f, self.g, eps=problem.eps)
         return attach(value, pair, [x, a], [self.g])
 
-    def _plan(self, x: Tensor, y: Tensor, a: Tensor, b: Tensor, problem: Regularisation) -> KeptPlan:
-        checked = checked_inputs(x, y, a, b, eps=problem.eps, cost_scale=problem.cost_scale, balanced=False)
-        return KeptPlan(checked, self.kept, eps=problem.eps, cost_scale=problem.cost_scale, dtype=x.dtype)
 
-
-def _solve(x: Tensor, y: Tensor, a: Tensor, b: Tensor, problem: Regularisation, budget: _Budget) -> _Solved:
-    found = solved(x, y, a, b, eps=problem.eps, cost_scale=problem.cost_scale, **budget.left())
+def _solve(
+    x: Tensor, y: Tensor, a: Tensor, b: Tensor, problem: Regularisation, budget: _Budget, options: dict[str, Any]
+) -> _Solved:
+    found = solved(x, y, a, b, eps=problem.eps, cost_scale=problem.cost_scale, **budget.left(), **options)
     result = found.result
     return _Solved(
         f=result.f,
