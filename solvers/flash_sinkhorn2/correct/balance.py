@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -9,29 +11,57 @@ from .levels import Level
 from .newton import LARGEST, newton, positive
 
 SWEEPS = 4  # a level: two need half as many passes again once a cloud is a thousand blurs long, six save little
-FACTORS = 1.0, 2.0  # of a correction: constants over nodes of two are up to twice as stiff as what they stand for
+FACTORS = (
+    3  # of a correction, 1, 2, 4: constants over nodes of two or four are as much stiffer than what they stand for
+)
+
+Masses = Sequence[tuple[Tensor, Tensor]]
 
 
-def balance(level: Level, S: Tensor, A: Tensor, B: Tensor, *, sweeps: int = SWEEPS) -> Tensor:
+def balance(
+    level: Level, S: Tensor, A: Tensor, B: Tensor, *, sweeps: int = SWEEPS, flipped: bool = False, masses: Masses = ()
+) -> Tensor:
     """w [columns], natural logarithms of column multipliers of S that nearly maximise
 
         D(w) = <B, w> - sum_I A_I log sum_J S_IJ e^w_J.
 
     S [K] in row order with row sums A [rows]; B [columns] sums to one; all float64. <B, w> = 0, |w| <= 30 and
-    D(w) >= D(0).
+    D(w) >= D(0). flipped: of the transposed matrix, A and B of its rows and columns, S ordered as ever. masses: A and B
+    of all levels, if known.
 
     A V-cycle: the balance of S summed over the nodes of the next level, times the best of some factors, then `sweeps`
     alternating updates; at the coarsest level, Newton's method. -log is convex, so D gains at least what its
     aggregation gains, updates never lower D, and D is concave, so that w may be shortened. Decides on the device.
     """
+    masses = masses or level_masses(level, A, B, flipped=flipped)
+    if S.is_cuda and sweeps:
+        from .triton_balance import balance_triton  # Triton need not be there on machines without a GPU
+
+        w = balance_triton(level, S, masses, flipped=flipped, sweeps=sweeps, factors=FACTORS)
+    else:
+        w = _cycle(level, S, masses, flipped, sweeps)
+    w = w - B @ w
+    return w * (LARGEST / w.abs().amax()).clamp(max=1.0)
+
+
+def level_masses(level: Level, A: Tensor, B: Tensor, *, flipped: bool) -> Masses:
+    """A and B summed over the nodes of every level, finest first."""
+    if flipped:
+        return [(rows, cols) for cols, rows in level.masses(B, A)]
+    return level.masses(A, B)
+
+
+def _cycle(level: Level, S: Tensor, masses: Masses, flipped: bool, sweeps: int) -> Tensor:
     pairs, coarsening = level.pairs, level.coarsening
+    A, B = masses[0]
     if coarsening is None:
-        return _bounded(newton(pairs.matrix(S).to_dense(), A, B), B)
-    forward, backward = pairs.matrix(S), pairs.transposed(S)
-    coarse_w = balance(
-        coarsening.level, coarsening.sums(S), coarsening.row_sums(A), coarsening.col_sums(B), sweeps=sweeps
-    )
-    candidates = coarse_w[coarsening.col_parents, None] * B.new_tensor(FACTORS)
+        dense = level.dense(S)
+        return newton(dense.T if flipped else dense, A, B)
+    forward, backward, parents = pairs.matrix(S), pairs.transposed(S), coarsening.col_parents
+    if flipped:
+        forward, backward, parents = backward, forward, coarsening.row_parents
+    coarse_w = _cycle(coarsening.level, coarsening.sums(S), masses[1:], flipped, sweeps)
+    candidates = coarse_w[parents, None] * 2.0 ** torch.arange(FACTORS, dtype=S.dtype, device=S.device)
     row_sums = positive(forward @ candidates.exp())
     best = (B @ candidates - A @ row_sums.log()).argmax(0, keepdim=True)
     w, q = candidates.index_select(1, best)[:, 0], row_sums.index_select(1, best)[:, 0]
@@ -42,9 +72,4 @@ def balance(level: Level, S: Tensor, A: Tensor, B: Tensor, *, sweeps: int = SWEE
         updated = torch.where(B > 0, w + (B / c).log(), w)
         # a part of the way to a column's maximum never lowers D
         w = torch.minimum(torch.maximum(updated, w.clamp(max=-LARGEST)), w.clamp(min=LARGEST))
-    return _bounded(w, B)
-
-
-def _bounded(w: Tensor, B: Tensor) -> Tensor:
-    w = w - B @ w
-    return w * (LARGEST / w.abs().amax()).clamp(max=1.0)
+    return w

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from .balance import balance
+from .balance import Masses, balance, level_masses
 from .levels import Depths, Level, levels
 from .pairs import Pairs
 from .partial_sums import corrected_sums, tile_matrix
@@ -32,10 +32,14 @@ class Coarse:
     def __init__(self, mask: KeptPairs, row_tree: Depths, col_tree: Depths):
         self.pairs = Pairs(mask.row_starts, mask.cols, mask.col_starts, mask.rows, mask.to_columns)
         self.row_tree, self.col_tree = row_tree, col_tree
+        self._flipped: Level | None = None  # the other one's levels
+        self._masses: tuple[Tensor, Tensor, Masses] | None = None
 
     @cached_property
     def mirrored(self) -> Coarse:
-        return Coarse(self.pairs.mirrored, self.col_tree, self.row_tree)
+        mirrored = Coarse(self.pairs.mirrored, self.col_tree, self.row_tree)
+        mirrored._flipped = self.level
+        return mirrored
 
     @cached_property
     def level(self) -> Level:
@@ -48,7 +52,13 @@ class Coarse:
 
     def balance(self, S: Tensor, A: Tensor, B: Tensor) -> Tensor:
         """w [column tiles], natural logarithms of the multipliers that nearly balance S [K] to the masses A, B."""
-        return balance(self.level, S, A, B)
+        flipped = self._flipped is not None
+        level = self._flipped or self.level
+        if self._masses is None or self._masses[0] is not A or self._masses[1] is not B:
+            self._masses = A, B, level_masses(level, A, B, flipped=flipped)
+        if flipped:
+            S = S[self.pairs.to_columns]
+        return balance(level, S, A, B, flipped=flipped, masses=self._masses[2])
 
     def corrected_sums(self, partial: Tensor, multipliers: Tensor) -> Tensor:
         """[rows] float64: sum_J s_iJ multipliers_J."""

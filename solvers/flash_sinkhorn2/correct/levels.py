@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from .pairs import Pairs, compressed_rows, pairs_of
+from .pairs import Pairs, compressed_rows, index_type, pairs_of
 
 COARSEST_DEPTH = 6  # of a tree: 64 nodes
 DEPTHS_A_LEVEL = 1  # a node has two children, one of the first level two to four tiles
@@ -60,6 +62,22 @@ class Level:
     pairs: Pairs
     coarsening: Coarsening | None
 
+    def masses(self, rows: Tensor, cols: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """rows [rows] and cols [columns] summed over the nodes of this level and of all coarser ones."""
+        coarsening = self.coarsening
+        if coarsening is None:
+            return [(rows, cols)]
+        return [(rows, cols), *coarsening.level.masses(coarsening.row_sums(rows), coarsening.col_sums(cols))]
+
+    @cached_property
+    def _places(self) -> Tensor:
+        return self.pairs.row_of_entries.long() * self.pairs.shape[1] + self.pairs.cols
+
+    def dense(self, values: Tensor) -> Tensor:
+        """[rows, columns] of values [K]: for the coarsest level."""
+        rows, cols = self.pairs.shape
+        return values.new_zeros(rows * cols).index_copy_(0, self._places, values).view(rows, cols)
+
 
 def levels(pairs: Pairs, row_tree: Depths, col_tree: Depths) -> Level:
     """The finest level, of the tile pairs. Coarsest are 64 nodes of a tree, or its tiles if they are fewer than 128."""
@@ -74,13 +92,13 @@ def _level(pairs: Pairs, row_tree: Depths, row_depth: int | None, col_tree: Dept
     row_parents = _parents(row_tree, row_depth, coarser[0])
     col_parents = _parents(col_tree, col_depth, coarser[1])
     shape = _nodes(row_tree, coarser[0]), _nodes(col_tree, coarser[1])
-    key = row_parents[pairs.row_of_entries] * shape[1] + col_parents[pairs.cols]
-    keys, entries = key.sort(stable=True)
-    keys, counts = torch.unique_consecutive(keys, return_counts=True)
-    starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    index = torch.int32 if len(entries) < 2**31 else torch.int64
+    keys, entries = (row_parents[pairs.row_of_entries] * shape[1] + col_parents[pairs.cols]).sort(stable=True)
+    starts = pad((keys[1:] != keys[:-1]).nonzero()[:, 0] + 1, (1, 0))
+    keys = keys[starts]
+    starts = pad(starts, (0, 1), value=len(entries))
     coarse_pairs = pairs_of(keys // shape[1], keys % shape[1], shape)
     level = _level(coarse_pairs, row_tree, coarser[0], col_tree, coarser[1])
+    index = index_type(len(entries))
     return Level(pairs, Coarsening(row_parents, col_parents, starts.to(index), entries.to(index), level))
 
 
@@ -102,5 +120,5 @@ def _parents(tree: Depths, depth: int | None, coarser: int | None) -> Tensor:
         return torch.arange(tree.tiles, device=tree.starts(0).device)
     starts = tree.starts(coarser)
     if depth is None:
-        return torch.repeat_interleave(starts.diff())
+        return torch.repeat_interleave(starts.diff(), output_size=tree.tiles)
     return torch.arange(2**depth, device=starts.device) >> (depth - coarser)

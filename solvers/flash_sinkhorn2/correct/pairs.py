@@ -39,7 +39,7 @@ class Pairs:
     def row_of_entries(self) -> Tensor:
         """[K] int32, in row order."""
         rows = torch.arange(self.shape[0], dtype=torch.int32, device=self.cols.device)
-        return torch.repeat_interleave(rows, self.row_starts.diff())
+        return torch.repeat_interleave(rows, self.row_starts.diff(), output_size=len(self.cols))
 
     def matrix(self, values: Tensor) -> Tensor:
         """Of values [K] in row order."""
@@ -52,19 +52,19 @@ class Pairs:
 
 def pairs_of(rows: Tensor, cols: Tensor, shape: tuple[int, int]) -> Pairs:
     """Of entries [K] without repeats that are in row order."""
-    to_columns = torch.sort(cols, stable=True).indices
-    return Pairs(
-        _starts(rows, shape[0]),
-        cols.to(torch.int32),
-        _starts(cols, shape[1]),
-        rows[to_columns].to(torch.int32),
-        to_columns,
-    )
+    rows, cols = rows.to(torch.int32), cols.to(torch.int32)
+    in_columns, to_columns = cols.sort(stable=True)
+    return Pairs(_starts(rows, shape[0]), cols, _starts(in_columns, shape[1]), rows[to_columns], to_columns)
+
+
+def index_type(n: int) -> torch.dtype:
+    """The smaller type of n different indices."""
+    return torch.int32 if n < 2**31 else torch.int64
 
 
 def compressed_rows(starts: Tensor, cols: Tensor, values: Tensor, n_cols: int) -> Tensor:
     """A sparse matrix in compressed rows, for products with dense vectors and matrices."""
-    index = torch.int32 if len(values) < 2**31 else torch.int64
+    index = index_type(len(values))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
         return torch.sparse_csr_tensor(
@@ -73,5 +73,5 @@ def compressed_rows(starts: Tensor, cols: Tensor, values: Tensor, n_cols: int) -
 
 
 def _starts(index: Tensor, n: int) -> Tensor:
-    counts = torch.bincount(index, minlength=n)
-    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    """[n + 1]: where each of n values starts in `index`, ascending."""
+    return torch.searchsorted(index, torch.arange(n + 1, dtype=index.dtype, device=index.device))

@@ -1,0 +1,71 @@
+"""Run under TRITON_INTERPRET=1: the balance's kernels against torch in float64, one JSON line. `case` serves GPUs too."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, is_dataclass
+
+import torch
+
+from solvers.flash_sinkhorn2.correct import levels, pairs_of
+from solvers.flash_sinkhorn2.correct.balance import FACTORS, balance, level_masses
+from solvers.flash_sinkhorn2.correct.triton_balance import balance_triton
+from solvers.flash_sinkhorn2.geometry import Tree
+
+CASES = [  # rows, columns, share of pairs kept, decades of the entries, of the transposed matrix
+    (5, 40, 0.7, 2.0, False),  # one level
+    (127, 90, 0.3, 6.0, True),
+    (300, 20, 0.2, 3.0, False),  # rows alone have levels
+    (301, 333, 0.03, 3.0, False),
+    (301, 333, 0.03, 9.0, True),
+    (600, 560, 0.01, 1.0, False),
+]
+
+
+def moved(value, device):
+    """A record of tensors, and of records, on that device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if is_dataclass(value):
+        return type(value)(**{f.name: moved(getattr(value, f.name), device) for f in fields(value)})
+    return value
+
+
+def dual(dense, A, B, w):
+    sums = dense @ w.exp()
+    return (B @ w - (A[A > 0] * sums[A > 0].log()).sum()).item()
+
+
+def case(rows, cols, density, decades, flipped, device="cpu"):
+    generator = torch.Generator().manual_seed(rows + cols)
+    random = lambda *shape: torch.rand(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
+    kept = random(rows, cols) < density
+    index = torch.arange(max(rows, cols))
+    kept[index % rows, index % cols] = True
+    dense = torch.where(kept, 10.0 ** (-decades * random(rows, cols)), 0.0)
+    A, B = (mass / mass.sum() for mass in (random(rows) + 0.05, random(cols) + 0.05))
+    if flipped:
+        A, B = B, A
+        dense = (dense.T * (A / dense.sum(0))[:, None]).T
+    else:
+        dense *= (A / dense.sum(1))[:, None]
+    r, c = kept.nonzero(as_tuple=True)
+    level = levels(pairs_of(r, c, kept.shape), *(Tree(n, 1, torch.arange(n)) for n in (rows, cols)))
+    S = dense[r, c]
+    level, S, A, B = moved(level, device), S.to(device), A.to(device), B.to(device)
+    oriented = (dense.T if flipped else dense).to(device)
+    w = balance_triton(level, S, level_masses(level, A, B, flipped=flipped), flipped=flipped, sweeps=4, factors=FACTORS)
+    level, S, A, B = (moved(value, "cpu") for value in (level, S, A, B))
+    by_torch = balance(level, S, A, B, flipped=flipped)
+    w, oriented = w.cpu() - B @ w.cpu(), oriented.cpu()
+    start = dual(oriented, A, B, torch.zeros_like(B))
+    return {
+        "gained": dual(oriented, A, B, w) - start,
+        "gained_by_torch": dual(oriented, A, B, by_torch) - start,
+        "largest": w.abs().max().item(),
+        "apart": (w - by_torch).abs().max().item(),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps({str(c): case(*c) for c in CASES}))
