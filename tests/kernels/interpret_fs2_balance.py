@@ -1,4 +1,4 @@
-"""Run under TRITON_INTERPRET=1: the balance's kernels against torch in float64, one JSON line. `case` serves GPUs too."""
+"""Run under TRITON_INTERPRET=1: the balance's kernels against torch, one JSON line. `case` serves GPUs too."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Triton kernels of the balance: half-sweeps over a sparse matrix, its sums over coarser nodes, the coarsest level.
 
-Weights of a level, w, are natural logarithms; everything is float64. A program of a half-sweep does a few rows (columns)
-at once and goes over their lists together.
+w are natural logarithms of multipliers; everything is float64. A program of a half-sweep does a few rows (columns) at
+once and goes over their lists together.
 """
 
 # ruff: noqa: RUF005 (Triton adds tuples but does not unpack them)
