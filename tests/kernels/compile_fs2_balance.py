@@ -18,9 +18,9 @@ LIST = {"LANES": LANES}
 NEWTON = {"STEPS": 8, "PRODUCTS": PRODUCTS}
 VARIANTS = [
     ("sum_kernel", {"BLOCK": SUMS}, SUMS // 32),
-    ("ratio_kernel", {"FACTORS": 3, "ROWS": AT_ONCE, **LIST}, 1),
+    ("ratio_kernel", {"FACTORS": 2, "ROWS": AT_ONCE, **LIST}, 1),
     ("ratio_kernel", {"FACTORS": 1, "ROWS": AT_ONCE, **LIST}, 1),
-    ("choose_kernel", {"FACTORS": 3, "BLOCK": PARTS}, 4),
+    ("choose_kernel", {"FACTORS": 2, "BLOCK": PARTS}, 4),
     ("update_kernel", {"FIRST": True, "COLUMNS": AT_ONCE, **LIST}, 1),
     ("update_kernel", {"FIRST": False, "COLUMNS": AT_ONCE, **LIST}, 1),
     ("newton_kernel", {"ROWS": 64, "COLUMNS": 64, **NEWTON}, newton_warps(64, 64)),

@@ -11,7 +11,7 @@ from .levels import Level
 from .newton import LARGEST, newton, positive
 
 SWEEPS = 4  # a level: two need half as many passes again once a cloud is a thousand blurs long, six save little
-FACTORS = 3  # of a correction, 1, 2, 4: constants over nodes of two are up to twice as stiff as what they stand for
+FACTORS = 2  # of a correction, 1, 2: constants over nodes of two are up to twice as stiff as what they stand for
 
 Masses = Sequence[tuple[Tensor, Tensor]]
 

@@ -15,6 +15,10 @@ def tile_matrix(pairs: Pairs, partial: Tensor, factor: Tensor) -> Tensor:
 
     partial [K, T]: s_iJ; factor [rows * T].
     """
+    if partial.is_cuda:
+        from ..sweep.triton_partial import reduced  # Triton need not be there on machines without a GPU
+
+        return reduced(partial, pairs.row_starts, factor)
     factor = factor.view(-1, partial.shape[1]).to(partial.dtype)
     rows = pairs.row_of_entries
     return torch.cat(
@@ -27,6 +31,10 @@ def tile_matrix(pairs: Pairs, partial: Tensor, factor: Tensor) -> Tensor:
 
 def corrected_sums(pairs: Pairs, partial: Tensor, multipliers: Tensor) -> Tensor:
     """[rows * T] float64: sum over tiles J of s_iJ multipliers_J, multipliers [columns]."""
+    if partial.is_cuda:
+        from ..sweep.triton_partial import multiplied
+
+        return multiplied(partial, pairs.row_starts, pairs.cols, multipliers)
     entries = torch.arange(len(pairs.cols), dtype=torch.int32, device=partial.device)
     values = multipliers.to(partial.dtype)[pairs.cols]
     return (compressed_rows(pairs.row_starts, entries, values, len(entries)) @ partial).double().flatten()

@@ -71,9 +71,13 @@ def tile_maxima(rows: TiledCloud, starts: Tensor, found: Pass) -> Tensor:
     """[K] float64, in the order of the lists: the largest partial sum s_iJ of a row with weight of each tile pair."""
     if found.partial is None:
         raise ValueError("the pass has no partial sums: sweep with partial=True")
-    tile = rows.tree.tile
+    scale = torch.where(rows.weight > 0, found.anchor.double().exp2(), 0.0)
+    if found.partial.is_cuda:
+        from .triton_partial import reduced
+
+        return reduced(found.partial, starts, scale, maximum=True)
     row_of_pair = torch.repeat_interleave(starts[1:] - starts[:-1], output_size=found.partial.shape[0])
-    scale = torch.where(rows.weight > 0, found.anchor.double().exp2(), 0.0).view(-1, tile)
+    scale = scale.view(-1, rows.tree.tile)
     maxima = [
         torch.where(scale[i] > 0, partial * scale[i], 0.0).amax(1)
         for partial, i in zip(found.partial.split(PAIRS_AT_ONCE), row_of_pair.split(PAIRS_AT_ONCE), strict=True)
