@@ -9,11 +9,11 @@ import torch
 
 from ..inputs.checks import positive
 from ..sweeps.tiles import Precision
+from .backends import check_backend, multiscale_transports, runs_multiscale
 from .batches import transports
 from .transport import Transport, transport
 from .values import balance
 
-BACKENDS = ("auto", "tensorized", "online", "multiscale")
 ELSEWHERE = ("hausdorff", "energy", "gaussian", "laplacian")
 
 
@@ -39,8 +39,15 @@ class SamplesLoss(torch.nn.Module):
     Every solve ends on its residual, not on a schedule: tol (L1 marginal residual over the mass; None as of
     `transport.transport`: 1e-4, or with a RuntimeWarning what float32 allows), or n_iterations for a fixed number. At
     max_iterations, or max_seconds for each item of a batch, the warning NotConverged says how far it came. So scaling,
-    diameter, truncate, cluster_scale, kernel and backend change nothing: they are checked and otherwise ignored.
-    verbose prints each result.
+    diameter, truncate, cluster_scale and kernel change nothing: they are checked and otherwise ignored. verbose prints
+    each result.
+
+    backend "tensorized" and "online" go over all pairs of points, streamed. "multiscale" is FlashSinkhorn2, over the
+    pairs that matter, for D of 1 to 6: fixed marginals, to a tolerance (1e-4 if None), one problem of a batch after
+    another, and first derivatives only; what it does not offer raises ValueError, second derivatives
+    NotImplementedError. "auto" is multiscale for single clouds of D <= 6 with so many pairs that it pays (N M from 2^24
+    on the CPU, 2^34 on a GPU) where at most an eighth of them would be kept, which a sample tells, and where it offers
+    what is asked for; all pairs otherwise.
 
     Other losses, p = 1, other costs and cluster labels raise ValueError: they are GeomLoss's own.
 
@@ -85,8 +92,6 @@ class SamplesLoss(torch.nn.Module):
         for name, flag in (("debias", debias), ("potentials", potentials)):
             if not isinstance(flag, bool):
                 raise ValueError(f"{name} must be True or False, got {flag!r}")
-        if backend not in BACKENDS:
-            raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
         if not 0 < positive("scaling", scaling) < 1:
             raise ValueError(f"scaling must be a ratio in (0, 1), got {scaling:g}")
         for name, length in (("diameter", diameter), ("cluster_scale", cluster_scale), ("truncate", truncate)):
@@ -136,7 +141,7 @@ class SamplesLoss(torch.nn.Module):
         reach_y = self.reach if self.reach_y is None else self.reach_y
         if self.reach is not None:
             _squared("reach", self.reach)
-        return {
+        options = {
             "eps": _squared("blur", self.blur),
             "cost_scale": 0.5,
             "rho_x": None if reach_x is None else _squared("reach_x", reach_x),
@@ -149,6 +154,8 @@ class SamplesLoss(torch.nn.Module):
             "precision": self.precision,
             "hessian_tol": self.hessian_tol,
         }
+        check_backend(self.backend, options)
+        return options
 
     def _solve(
         self, a: torch.Tensor | None, x: torch.Tensor, b: torch.Tensor | None, y: torch.Tensor
@@ -156,7 +163,12 @@ class SamplesLoss(torch.nn.Module):
         """One result a problem."""
         options = self._options()
         a, b = _weights("a", a, x), _weights("b", b, y)
-        results = transports(x, y, a, b, **options) if x.ndim == 3 else [transport(x, y, a, b, **options)]
+        if runs_multiscale(self.backend, x, y, options):
+            results = multiscale_transports(x, y, a, b, options)
+        elif x.ndim == 3:
+            results = transports(x, y, a, b, **options)
+        else:
+            results = [transport(x, y, a, b, **options)]
         if self.verbose:
             print(*results, sep="\n")
         return results

@@ -1,0 +1,69 @@
+"""Which solver a loss runs on: this one, over all pairs, or FlashSinkhorn2, over the pairs that matter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..sweeps.tiles import Precision
+from .transport import DEFAULT_TOL, Transport
+
+BACKENDS = ("auto", "tensorized", "online", "multiscale")
+DENSE = "use backend='online'"
+
+
+def check_backend(backend: str, options: dict[str, Any]) -> None:
+    """ValueError for a backend that there is not, or one that does not offer what is asked for.
+
+    options: as of `transport`.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    if backend == "multiscale" and (reason := _refusal(options)) is not None:
+        raise ValueError(f"backend='multiscale' {reason}: {DENSE}")
+
+
+def runs_multiscale(backend: str, x: torch.Tensor, y: torch.Tensor, options: dict[str, Any]) -> bool:
+    """Whether clouds x, y, [points, d] or batches of them, go to FlashSinkhorn2.
+
+    "auto": single clouds of d from 1 to 6 for which it pays, by `choice.is_sparse`, with options that it takes.
+    """
+    if backend == "auto" and x.ndim == 2 and _refusal(options) is None:
+        from solvers.flash_sinkhorn2.choice import is_sparse
+
+        tol = DEFAULT_TOL if options["tol"] is None else options["tol"]
+        return is_sparse(x, y, eps=options["eps"], cost_scale=options["cost_scale"], tol=tol)
+    return backend == "multiscale"
+
+
+def multiscale_transports(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    a: torch.Tensor | None,
+    b: torch.Tensor | None,
+    options: dict[str, Any],
+) -> list[Transport]:
+    """The result of x [n, d], y [m, d], a [n], b [m]; or, with B in front of every shape, one after another."""
+    from solvers.flash_sinkhorn2.plan.transport import transport
+
+    names = ("eps", "cost_scale", "debias", "tol", "max_iterations", "max_seconds")
+    kept = {name: options[name] for name in names}
+    if x.ndim == 2:
+        return [transport(x, y, a, b, **kept)]
+    of_a, of_b = ([None] * len(x) if weight is None else weight.unbind(0) for weight in (a, b))
+    problems = zip(x.unbind(0), y.unbind(0), of_a, of_b, strict=True)
+    return [transport(points, others, *weights, **kept) for points, others, *weights in problems]
+
+
+def _refusal(options: dict[str, Any]) -> str | None:
+    """Why FlashSinkhorn2 does not take these options."""
+    if options["rho_x"] is not None or options["rho_y"] is not None:
+        return "has fixed marginals only, no reach"
+    if options["n_iterations"] is not None:
+        return "solves to a tolerance, not n_iterations: the pairs that it keeps follow from tol"
+    if options["precision"] != Precision.EXACT:
+        return f"has precision 'exact' only, not {options['precision']!r}"
+    if options["hessian_tol"] is not None:
+        return "has no second derivatives, and so no hessian_tol"
+    return None
