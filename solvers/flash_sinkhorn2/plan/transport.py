@@ -17,7 +17,7 @@ from solvers.flash_sinkhorn.losses.notices import tell_not_converged
 from solvers.flash_sinkhorn.losses.transport import DEFAULT_TOL, LEAST_SECONDS, Transport, debiased
 from solvers.flash_sinkhorn.losses.values import dual_value
 
-from ..geometry import from_tiles, to_tiles
+from ..geometry import TiledCloud, from_tiles
 from ..iterate import Options
 from ..solver import check_dimension, solved, sorted_clouds
 from .derivatives import KeptPair, KeptSelfPair
@@ -88,17 +88,20 @@ def transport(
     with full_precision(x):
         checked = checked_inputs(x, y, a, b, eps=problem.eps, cost_scale=problem.cost_scale)
         x, y, a, b = promoted(x, y, a, b)
-        own = []
+        own: list[_Solved] = []
+        pair: _Solved | None = None
         if debias:
-            own = [_solve_self(points, weight, problem, budget) for points, weight in ((x, a), (y, b))]
-        pair = _solve_near_copy(checked, problem, budget, own) if own else None
+            of_x, of_y, rounding = _sorted(checked, problem, budget)
+            sides = (of_x, a.detach()), (of_y, b.detach())
+            own = [_solve_self(*side, problem, budget, rounding) for side in sides]
+            pair = _solve_near_copy(of_x, of_y, checked.mass, problem, budget, rounding, own)
         if pair is None:
             pair = _solve(x, y, a, b, problem, budget, options)
         ot = pair.value(x, y, a, b, problem)
         divergence = None
         if own:
-            of_x, of_y = own[0].self_value(x, a, problem), own[1].self_value(y, b, problem)
-            divergence = debiased(ot, of_x, of_y, a, b, problem)
+            values = own[0].self_value(x, a, problem), own[1].self_value(y, b, problem)
+            divergence = debiased(ot, *values, a, b, problem)
     found = [pair, *own]
     converged = all(each.converged for each in found)
     if not converged:
@@ -167,48 +170,63 @@ def _solve(
     )
 
 
-def _solve_self(x: Tensor, a: Tensor, problem: Regularisation, budget: _Budget) -> _Solved:
-    eps, cost_scale, tol = problem.eps, problem.cost_scale, budget.tol
-    inputs = checked_inputs(x, x, a, a, eps=eps, cost_scale=cost_scale)
-    cloud, _, rounding = sorted_clouds(inputs, eps=eps, cost_scale=cost_scale, tol=tol, tile=budget.tile)
-    k = cost_scale * math.log2(math.e) / eps
-    goal = max(tol - rounding, tol / 2)
-    found = solve_self(cloud, k, tol=goal, max_passes=budget.max_iterations, deadline=budget.deadline)
-    scale, shift = eps * math.log(2.0), eps * math.log(inputs.mass) / 2
+def _sorted(inputs: Inputs, problem: Regularisation, budget: _Budget) -> tuple[TiledCloud, TiledCloud, float]:
+    return sorted_clouds(inputs, eps=problem.eps, cost_scale=problem.cost_scale, tol=budget.tol, tile=budget.tile)
+
+
+def _solve_self(
+    cloud: TiledCloud, weight: Tensor, problem: Regularisation, budget: _Budget, rounding: float
+) -> _Solved:
+    """OT_eps(a, a), weight [n] as given. rounding: of `sorted_clouds`."""
+    goal, mass = budget.goal(rounding), float(weight.sum())
+    found = solve_self(cloud, _k(problem), tol=goal, max_passes=budget.max_iterations, deadline=budget.deadline)
     return _Solved(
-        f=scale * from_tiles(cloud, found.u) - shift,
-        g=scale * from_tiles(cloud, found.update) - shift,
+        f=_as_given(cloud, found.u, problem, mass),
+        g=_as_given(cloud, found.update, problem, mass),
         kept=Kept.of(found.passes, found.update, found.update, rounding),
         residual=found.residual,
         omitted=found.omitted + rounding,
-        converged=found.converged and found.residual + found.omitted + rounding <= tol,
+        converged=found.converged and found.residual + found.omitted + rounding <= budget.tol,
         stalled=found.stalled,
         n_passes=found.n_passes,
     )
 
 
-def _solve_near_copy(inputs: Inputs, problem: Regularisation, budget: _Budget, own: list[_Solved]) -> _Solved | None:
-    """None where the clouds are no near copies."""
-    eps, cost_scale, tol = problem.eps, problem.cost_scale, budget.tol
-    x, y, rounding = sorted_clouds(inputs, eps=eps, cost_scale=cost_scale, tol=tol, tile=budget.tile)
-    k = cost_scale * math.log2(math.e) / eps
-    scale, shift = eps * math.log(2.0), eps * math.log(inputs.mass) / 2
-    u, v = (to_tiles(cloud, (each.f + shift) / scale) for cloud, each in zip((x, y), own, strict=True))
+def _solve_near_copy(
+    x: TiledCloud,
+    y: TiledCloud,
+    mass: float,
+    problem: Regularisation,
+    budget: _Budget,
+    rounding: float,
+    own: list[_Solved],
+) -> _Solved | None:
+    """OT_eps(a, b) from both self problems; None where the clouds are no near copies."""
     options = Options(max_passes=2 * budget.max_iterations, deadline=budget.deadline)
-    near = solve_near_copy(x, y, u, v, k, tol=max(tol - rounding, tol / 2), options=options)
+    start = own[0].kept.u, own[1].kept.u
+    near = solve_near_copy(x, y, *start, _k(problem), tol=budget.goal(rounding), options=options)
     if near is None:
         return None
     found, passes = near
     return _Solved(
-        f=scale * from_tiles(x, found.u) - shift,
-        g=scale * from_tiles(y, found.v) - shift,
+        f=_as_given(x, found.u, problem, mass),
+        g=_as_given(y, found.v, problem, mass),
         kept=Kept.of(passes, found.u, found.v, rounding),
         residual=found.residual,
         omitted=found.omitted + rounding,
-        converged=found.converged and found.residual + found.omitted + rounding <= tol,
+        converged=found.converged and found.residual + found.omitted + rounding <= budget.tol,
         stalled=False,
         n_passes=found.n_passes,
     )
+
+
+def _k(problem: Regularisation) -> float:
+    return problem.cost_scale * math.log2(math.e) / problem.eps
+
+
+def _as_given(cloud: TiledCloud, potential: Tensor, problem: Regularisation, mass: float) -> Tensor:
+    """[n] in units of C and in the given order, for weights as given, of one in base 2 for weights that sum to one."""
+    return problem.eps * (math.log(2.0) * from_tiles(cloud, potential) - math.log(mass) / 2)
 
 
 class _Budget:
@@ -219,6 +237,10 @@ class _Budget:
         self.max_iterations = whole("max_iterations", max_iterations)
         seconds = None if max_seconds is None else positive("max_seconds", max_seconds)
         self.deadline = None if seconds is None else time.perf_counter() + seconds
+
+    def goal(self, rounding: float) -> float:
+        """For iterations, which do not see rounding: where it is more than half of tol, none can be enough."""
+        return max(self.tol - rounding, self.tol / 2)
 
     def left(self) -> dict[str, Any]:
         """As `solved` takes it."""
