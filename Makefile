@@ -11,7 +11,8 @@ endif
 .DEFAULT_GOAL := help
 .PHONY: help env quickstart test lint test-gpu doctor regress clean \
         reproduce-table2 reproduce-table3 reproduce-memory reproduce-time-to-residual \
-        reproduce-lowepsilon reproduce-hvp reproduce-divergence reproduce-forward reproduce-residuals readme
+        reproduce-lowepsilon reproduce-hvp reproduce-divergence reproduce-forward reproduce-residuals \
+        reproduce-ablation-fs2 reproduce-scaling-fs2 reproduce-dimension readme
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | while IFS='|' read -r name text; do printf '  make %-26s %s\n' "$$name" "$$text"; done
@@ -59,8 +60,17 @@ reproduce-memory: $(READY) ## peak memory against n and d
 reproduce-time-to-residual: $(READY) ## time to residuals of 1e-2, 1e-3 and 1e-5 over dimension and eps, every dense solver
 	$(FSBENCH) run experiment=time_to_residual
 
-reproduce-residuals: $(READY) ## how many of 32 problems in 3-D each solver brings to 5e-3 in 120 s, up to 2^20 points (1,000 without a GPU)
+reproduce-residuals: $(READY) ## how many of 32 problems in 3-D each solver brings to 5e-3 in 120 s, up to 2^20 points (16 of 1,000 without a GPU)
 	$(FSBENCH) run experiment=residuals
+
+reproduce-ablation-fs2: $(READY) ## FlashSinkhorn2 without each of its parts, and the published method: time, passes, pairs kept
+	$(FSBENCH) run experiment=ablation_fs2
+
+reproduce-scaling-fs2: $(READY) ## FlashSinkhorn2's time, memory and passes over n, 2^17 to 2^24 (2^11 to 2^14 without a GPU)
+	$(FSBENCH) run experiment=scaling_fs2
+
+reproduce-dimension: $(READY) ## FlashSinkhorn2 against the dense solver over d = 1 to 10: pairs kept, and who is faster
+	$(FSBENCH) run experiment=dimension
 
 reproduce-lowepsilon: $(READY) ## error and time as eps falls, at fixed iterations and to a residual
 	$(FSBENCH) run experiment=lowepsilon

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import numpy as np
 import pandas as pd
 
 from fsbench.records import Status
 from fsbench.report import figures
-from fsbench.report.analysis import MEMORY
-from fsbench.report.style import MISSING, status_word
-from fsbench.report.tables import Entry, significant, unmeasured
+from fsbench.report.analysis import MEMORY, solver_stat
+from fsbench.report.style import MISSING, label, status_word, styles
+from fsbench.report.tables import Column, Entry, Table, Unit, entry, legend, significant, unmeasured
 
 PUBLISHED = "published (A100)"
 FP32, TEN_BIT = "FP32-grade", "10-bit"
@@ -74,3 +75,38 @@ def counter_notes(df: pd.DataFrame) -> list[str]:
     """One line for each reason why counters are missing, other than that there is no GPU."""
     details = df.loc[df["hbm_read_bytes"].isna(), "counters_detail"].dropna()
     return [f"Counters: {detail}." for detail in dict.fromkeys(details) if detail and detail != NO_GPU]
+
+
+BLUR = "blur (spacings)"
+BLUR_NOTE = "Blur: sqrt(eps) in mean spacings n^(-1/d) of the unit box."
+PASSES_NOTE = (
+    "Passes: row or column sums over the pairs that are kept, those of coarser levels as the part that their pairs are;"
+    " of a dense solver over all pairs."
+)
+
+
+def blur_in_spacings(df: pd.DataFrame) -> pd.Series:
+    """sqrt(eps) of each record in units of n^(-1/d), to three digits: eps in the records has six."""
+    with np.errstate(invalid="ignore"):
+        blur = np.sqrt(df["eps"] / df["cost_scale"]) * df["n"] ** (1 / df["d"])
+    return blur.map(lambda value: float(f"{value:.3g}"))
+
+
+def with_counts(df: pd.DataFrame) -> pd.DataFrame:
+    """The records with their blur in spacings and what multiscale solvers count besides, a column each."""
+    names = {"kept_pairs": "kept_pairs_per_point"} | {name: name for name in ("screens", "coarse_returns")}
+    return df.assign(**{BLUR: blur_in_spacings(df)}, **{key: solver_stat(df, name) for key, name in names.items()})
+
+
+def problem_cells(df: pd.DataFrame, values: Mapping[str, Column], *, title: str, notes: Iterable[str] = ()) -> Table:
+    """A row for each cell, by problem, d, n and blur, solvers next to each other; `values` as in `tables.cells`."""
+    keys = {"problem": Unit.TEXT, "d": Unit.EXACT, "n": Unit.EXACT, BLUR: Unit.EXACT}
+    shown = [key for key in keys if key == "n" or df[key].nunique() > 1]
+    columns = [*(Column(key, keys[key]) for key in shown), Column("solver"), *values.values()]
+    look = list(styles(df["solver"].dropna()))
+    order = df.assign(place=df["solver"].map({name: place for place, name in enumerate(look)}))
+    rows: list[list[Entry]] = [
+        [*(record[key] for key in shown), label(record["solver"]), *(entry(record, column) for column in values)]
+        for _, record in order.sort_values([*keys, "place"]).iterrows()
+    ]
+    return Table(title, columns, rows, [*notes, *legend(rows)], len(shown) + 1)

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
-from experiments.common import PUBLISHED
+from experiments.common import BLUR_NOTE, PUBLISHED, blur_in_spacings
 from experiments.general import LOOKS
 from fsbench.records import Status
 from fsbench.report import figures
@@ -43,13 +42,6 @@ def report(df: pd.DataFrame, out_dir: Path) -> list[Path]:
     return write([*counts, *values], out_dir) + write(counts, out_dir, "reached") + paths
 
 
-def blur_in_spacings(df: pd.DataFrame) -> pd.Series:
-    """sqrt(eps) of each record in units of n^(-1/d), to three digits: eps in the records has six."""
-    with np.errstate(invalid="ignore"):
-        blur = np.sqrt(df["eps"] / df["cost_scale"]) * df["n"] ** (1 / df["d"])
-    return blur.map(lambda value: float(f"{value:.3g}"))
-
-
 def _reached(df: pd.DataFrame, device: str) -> Table:
     """A row a solver: how many problems of each size and blur it solved, how many as it rounded them, the others."""
     groups = sorted(set(df[["n", "blur"]].dropna().itertuples(index=False, name=None)))
@@ -72,8 +64,7 @@ def _reached(df: pd.DataFrame, device: str) -> Table:
         words.append(list(ends.index))
     published = ", ".join(f"{name} reached {count}" for name, count in PUBLISHED_COUNTS.items())
     notes = [
-        "Blur: sqrt(eps) in mean spacings n^(-1/d) of the unit box. Reached: in time, by the harness's residual over"
-        " all pairs of the points as given.",
+        f"{BLUR_NOTE} Reached: in time, by the harness's residual over all pairs of the points as given.",
         "On its rounded points: by the same residual of the points as a solver rounds them, where it returns these; no"
         " claim on the problem as given.",
         f"{PUBLISHED}, on 32 problems that are not public: {published}.",

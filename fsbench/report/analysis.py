@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import numpy as np
@@ -97,6 +98,12 @@ def speedups(df: pd.DataFrame, ours: str) -> pd.DataFrame:
 def geometric_means(ratios: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     """Geometric mean of each column over its own numbers, NaN without any; and how many these are."""
     return np.exp(np.log(ratios.astype(float)).mean()), ratios.notna().sum()
+
+
+def solver_stat(df: pd.DataFrame, name: str) -> pd.Series:
+    """A number that solvers count besides, by its name in their records; NaN where a record has none."""
+    held = [json.loads(text).get(name) if isinstance(text, str) else None for text in df["solver_stats"]]
+    return pd.Series(held, index=df.index, dtype="float64")
 
 
 def power_fit(x: pd.Series, y: pd.Series) -> tuple[float, int] | None:

@@ -39,23 +39,27 @@ MEMORY_NAMES = {"peak_alloc_bytes": "allocator", "peak_device_bytes": "NVML", "p
 _Y = {TIME: ("time to solution, median", "s")} | {
     column: (f"peak memory, {name}", "B") for column, name in MEMORY_NAMES.items()
 }
-_Y |= {"half_step_error": ("half-step error / eps", "")}
+_Y |= {"half_step_error": ("half-step error / eps", ""), "n_passes": ("passes", "")}
+_Y |= {"bytes_per_point": ("peak memory a point", "B"), "share_kept": ("share of pairs kept", "")}
 _X = {"n": "points a side n", "d": "dimension d", "tol": "residual target, L1 of marginals", "eps": "eps"}
 _BUDGET = ("dtype", "task", "mode", "tol", "max_iterations")
 _PANELS = {"n": ("eps", "d"), "d": ("eps", "n"), "tol": ("d", "eps"), "eps": ("n", "d")}  # in the order of panels
 
 
 @matplotlib.rc_context(_RC)
-def scaling(df: pd.DataFrame, *, x: str, y: str, title: str, fit: bool = False) -> Figure:
+def scaling(
+    df: pd.DataFrame, *, x: str, y: str, title: str, fit: bool = False, by: tuple[str, ...] | None = None
+) -> Figure:
     """`y` against `x` ("n", "d", "tol" or "eps") on log axes, one panel for each value of what else varies.
 
+    `by` names what that is, where it is not eps with n or d: columns of numbers.
     Time has quartile bars. With `fit` each legend entry carries the exponent fitted over ok cells and their count.
     Cells that failed are marked over their sizes in a strip above the panel. Where all records are at one `x`, which
     would be a column of dots, this is `bars`.
     """
     if df.loc[df[x] > 0, x].nunique() == 1:
         return bars(df, y=y, title=title)
-    facts = _PANELS[x]
+    facts = _PANELS[x] if by is None else by
     # Different budgets or precisions are never one line; seeds are, as their median.
     keys = [*(["n"] if x == "tol" else []), *_BUDGET]
     more = [key for key in keys if key != x and df[key].nunique(dropna=False) > 1]
