@@ -10,11 +10,11 @@ import torch
 
 from fsbench.api import Budget, Framework, Problem, Solution, Spec, Task, ToResidual, TracePoint, Unsupported
 from solvers.flash_sinkhorn import NotConverged
+from solvers.flash_sinkhorn.losses.loss import Regularisation, promoted
 
 from .geometry.clouds import LARGEST_DIMENSION
 from .plan.derivatives import KeptPair
 from .plan.kept import Kept
-from .plan.operators import KeptPlan
 from .plan.transport import transport
 from .solver import Solved, solved
 
@@ -116,14 +116,12 @@ class FlashSinkhorn2:
 
 
 def _with_gradients(solution: Solution, problem: Problem, found: Solved) -> Solution:
-    """Rows normalised by their own sums over kept pairs."""
+    """Rows normalised by their own sums over kept pairs: one pass and one product with values a cloud."""
     kept = Kept.of(found.passes, found.u, found.v, found.rounding)
-    spec = problem.spec
-    plan = KeptPlan(problem.x, problem.y, problem.a, problem.b, kept, eps=spec.eps, cost_scale=spec.cost_scale)
-    inputs = plan.inputs
-    tensors = inputs.x, inputs.y, inputs.a, inputs.b, solution.f, solution.g
-    grad_x, grad_y, _, _ = KeptPair(plan).gradients(tensors, (True, True, False, False))
-    return solution.with_gradients(grad_x, grad_y, passes=plan.averages.n_passes)
+    pair = KeptPair(Regularisation(problem.spec.eps, problem.spec.cost_scale), kept)
+    tensors = *promoted(problem.x, problem.y, problem.a, problem.b), solution.f, solution.g
+    grad_x, grad_y, _, _ = pair.gradients(tensors, (True, True, False, False))
+    return solution.with_gradients(grad_x, grad_y, passes=4)
 
 
 def rehearsal(spec: Spec) -> tuple[torch.Tensor, torch.Tensor, float]:

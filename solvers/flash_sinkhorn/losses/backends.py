@@ -47,7 +47,7 @@ def multiscale_transports(
     """The result of x [n, d], y [m, d], a [n], b [m]; or, with B in front of every shape, one after another."""
     from solvers.flash_sinkhorn2.plan.transport import transport
 
-    names = ("eps", "cost_scale", "debias", "tol", "max_iterations", "max_seconds")
+    names = ("eps", "cost_scale", "debias", "tol", "max_iterations", "max_seconds", "hessian_tol")
     kept = {name: options[name] for name in names}
     if x.ndim == 2:
         return [transport(x, y, a, b, **kept)]
@@ -64,6 +64,4 @@ def _refusal(options: dict[str, Any]) -> str | None:
         return "solves to a tolerance, not n_iterations: the pairs that it keeps follow from tol"
     if options["precision"] != Precision.EXACT:
         return f"has precision 'exact' only, not {options['precision']!r}"
-    if options["hessian_tol"] is not None:
-        return "has no second derivatives, and so no hessian_tol"
     return None

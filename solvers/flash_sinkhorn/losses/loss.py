@@ -138,17 +138,21 @@ class Pair:
     def __init__(self, problem: Regularisation, checked: Inputs | None = None):
         self.problem, self.checked = problem, checked
 
+    def plan(self, tensors: Sequence[torch.Tensor]) -> Plan:
+        """Of the values' first derivatives."""
+        return self.problem.plan(*tensors, checked=self.checked)
+
     def value(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """float64 scalar."""
         problem, (a, b, f, g) = self.problem, tensors[2:]
-        mass = None if problem.balanced else problem.plan(*tensors, checked=self.checked).row_sums().sum()
+        mass = None if problem.balanced else self.plan(tensors).row_sums().sum()
         return dual_value(a, b, f, g, eps=problem.eps, rho_x=problem.rho_x, rho_y=problem.rho_y, plan_mass=mass)
 
     def gradients(self, tensors: Sequence[torch.Tensor], needed: Sequence[bool]) -> Gradients:
         """Only those needed: points' in the dtype of x and y, weights' in float64."""
         a, b, f, g = tensors[2:]
         problem = self.problem
-        plan = problem.plan(*tensors, checked=self.checked) if needed[0] or needed[1] else None
+        plan = self.plan(tensors) if needed[0] or needed[1] else None
         points: list[torch.Tensor | None] = []
         mean_mass = (a.sum() + b.sum()) / 2 if problem.balanced else None
         sides = (False, needed[0], a, problem.rho_x), (True, needed[1], b, problem.rho_y)

@@ -16,7 +16,7 @@ from .kept import Kept, Side
 
 class KeptMeans:
     """The dense plan's `RowMeans`, over kept pairs: means with the weights P_ij / (P 1)_i, float64, in the clouds' own
-    order. nan where a row, for lack of weight or of convergence, meets no kept pair.
+    order. Rows that, for lack of weight or of convergence, meet no kept pair have means of nan and no displacement.
 
     x_i - y_j is D_IJ + dx_i - dy_j, D_IJ the difference of tile centres, float64 once a tile pair. Means of D_IJ come
     from the rows' sums over each tile, those of dy_j from a product with the plan: the rounding of float32 sums is one
@@ -55,7 +55,8 @@ class KeptMeans:
         """x_i less the mean of the opposite points [n, d]."""
         side = self.kept.side(transpose=transpose)
         between = self._tile_means(side, transpose, _between(side))
-        return from_tiles(side.rows, side.rows.local + between - self._value_means(side, transpose, side.cols.local))
+        moved = side.rows.local + between - self._value_means(side, transpose, side.cols.local)
+        return from_tiles(side.rows, moved.nan_to_num(0.0))
 
     def cost_change_means(self, motion: Motion, *, transpose: bool = False) -> Tensor:
         """Means [n] of dC_ij = 2 cost_scale (x_i - y_j).(v_i - w_j).
@@ -84,8 +85,7 @@ class KeptMeans:
     def moments(self, alpha: Tensor, beta: Tensor, motion: Motion, *, transpose: bool = False) -> tuple[Tensor, Tensor]:
         """Of the plan's change: not here."""
         raise NotImplementedError(
-            "second derivatives of OT values are not offered over kept pairs: use the dense solver, "
-            "solvers.flash_sinkhorn, or backend='tensorized' of SamplesLoss"
+            "products with the Hessian do not go over kept pairs: use the dense solver's hvp, at these potentials"
         )
 
     def _pass(self, transpose: bool, *, partial: bool) -> Pass:

@@ -14,8 +14,8 @@ from torch import Tensor
 from solvers.flash_sinkhorn.inputs.checks import Inputs, checked_inputs, positive, whole
 from solvers.flash_sinkhorn.losses.loss import Regularisation, attach, full_precision, promoted
 from solvers.flash_sinkhorn.losses.notices import tell_not_converged
-from solvers.flash_sinkhorn.losses.transport import DEFAULT_TOL, LEAST_SECONDS, Transport, debiased
-from solvers.flash_sinkhorn.losses.values import dual_value
+from solvers.flash_sinkhorn.losses.transport import DEFAULT_TOL, LEAST_SECONDS, Transport, checked_problem, debiased
+from solvers.flash_sinkhorn.sweeps.tiles import Precision
 
 from ..geometry import TiledCloud, from_tiles
 from ..iterate import Options
@@ -63,6 +63,7 @@ def transport(
     tol: float | None = None,
     max_iterations: int = 1_000,
     max_seconds: float | None = None,
+    hessian_tol: float | None = None,
     tile: int = 32,
     **options: Any,
 ) -> KeptTransport:
@@ -71,8 +72,10 @@ def transport(
     x [n, d], y [m, d]: points of any float dtype, CPU or CUDA, d from 1 to 6; a [n], b [m]: weights of equal mass,
     uniform if None. eps in units of C = cost_scale |x - y|^2. tol: on the L1 marginal residual over the mass, of all
     pairs, 1e-4 if None; a solve that ends above it warns NotConverged. max_seconds: of all problems together. tile, and
-    options correction, memory, lasting and thinning: as of `solve`. Values are differentiable once in x, y, a and b;
-    second derivatives raise NotImplementedError.
+    options correction, memory, lasting and thinning: as of `solve`.
+
+    Values are differentiable twice in x, y, a and b. Second derivatives are the dense solver's at these potentials,
+    over all pairs in every step of a linear solve; hessian_tol: of these, as of the dense `transport`.
 
     A self problem has one potential and takes one pass an iteration. Clouds that are nearly copies, or translated
     copies, of each other are solved from theirs, so that what those are off by cancels. The value is off by the square
@@ -83,7 +86,7 @@ def transport(
     Source: Feydy et al. 2019 (1810.08278).
     """
     budget = _Budget(DEFAULT_TOL if tol is None else positive("tol", tol), max_iterations, max_seconds, tile)
-    problem = Regularisation(positive("eps", eps), positive("cost_scale", cost_scale))
+    problem = checked_problem(eps, cost_scale, None, None, None, Precision.EXACT, hessian_tol, budget.tol)
     check_dimension(x)
     with full_precision(x):
         checked = checked_inputs(x, y, a, b, eps=problem.eps, cost_scale=problem.cost_scale)
@@ -142,15 +145,15 @@ class _Solved:
 
     def value(self, x: Tensor, y: Tensor, a: Tensor, b: Tensor, problem: Regularisation) -> Tensor:
         """OT_eps(a, b), differentiable."""
-        pair = KeptPair(KeptPlan(x, y, a, b, self.kept, eps=problem.eps, cost_scale=problem.cost_scale))
-        value = dual_value(a.detach(), b.detach(), self.f, self.g, eps=problem.eps)
-        return attach(value, pair, [x, y, a, b], [self.f, self.g])
+        derivatives = KeptPair(problem, self.kept)
+        value = derivatives.value([v.detach() for v in (x, y, a, b, self.f, self.g)])
+        return attach(value, derivatives, [x, y, a, b], [self.f, self.g])
 
     def self_value(self, x: Tensor, a: Tensor, problem: Regularisation) -> Tensor:
-        """OT_eps(a, a): rows of (f, g) have their mass."""
-        pair = KeptSelfPair(KeptPlan(x, x, a, a, self.kept, eps=problem.eps, cost_scale=problem.cost_scale))
-        value = dual_value(a.detach(), a.detach(), self.f, self.g, eps=problem.eps)
-        return attach(value, pair, [x, a], [self.g])
+        """OT_eps(a, a), differentiable."""
+        derivatives = KeptSelfPair(problem, self.kept)
+        value = derivatives.value([v.detach() for v in (x, a, self.g, self.f)])
+        return attach(value, derivatives, [x, a], [self.g])
 
 
 def _solve(
