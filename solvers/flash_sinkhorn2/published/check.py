@@ -10,7 +10,7 @@ from torch import Tensor
 
 FIRST, SECOND = 1024, 8192  # points a side; the second where the first leaves it open
 STANDARD_ERRORS = 3.0
-BLOCK = 2**24  # pairs at a time
+PAIRS_ON_GPU, PAIRS_ON_CPU = 2**26, 2**18  # at a time: launches few, and in its caches
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,13 @@ class SampledCheck:
         solid = weight > 0
         opposite, other, log2_weight = opposite[solid], other[solid], weight[solid].log2()
         self.pairs_done += float(len(points)) * len(opposite)
-        sums = []
-        for rows in torch.arange(len(points), device=points.device).split(max(1, BLOCK // len(opposite))):
-            exponent = torch.cdist(points[rows], opposite, compute_mode="donot_use_mm_for_euclid_dist")
-            exponent.square_().mul_(-self.k).add_(own[rows, None]).add_(other + log2_weight)
+        block = PAIRS_ON_GPU if points.is_cuda else PAIRS_ON_CPU
+        axes, by_column, sums = opposite.T.contiguous(), other + log2_weight, []
+        for x, by_row in zip(*(values.split(max(1, block // len(opposite))) for values in (points, own)), strict=True):
+            exponent = by_row[:, None] + by_column
+            for axis, coordinate in enumerate(axes):
+                difference = x[:, axis, None] - coordinate
+                exponent.addcmul_(difference, difference, value=-self.k)
             sums.append(exponent.exp2_().sum(1))
         return torch.cat(sums)
 
