@@ -63,3 +63,13 @@ def test_a_product_needs_no_cloud_to_be_at_the_origin(driver):
     )
     moved = 2.0**-17 * 4 / 0.2  # coordinates at 64 keep 2^-18 of a unit; relative change of the plan, over eps
     assert np.linalg.norm(here - there) < (10 * TOL + 8 * moved + 64 * driver.unit) * np.linalg.norm(here)
+
+
+def test_a_thousand_points_have_small_masses(driver):
+    """Products of 1 / n in float32 must not underflow in the linear solver."""
+    (x, a), (y, b) = cloud(7, 1000), cloud(8, 900)
+    v = np.random.default_rng(9).normal(size=x.shape).astype("float32")
+    solution = product(driver, x, y, a, b, v, eps=0.3)
+    want = slope(x.astype(float), y.astype(float), a, b, v, eps=0.3, cost_scale=1.0)
+    rounding = 64 * driver.unit + 4 * driver.rounding((x, y, a, b), 1.0, "float32") / 0.3
+    assert np.linalg.norm(host(solution.h_x) - want) < (10 * TOL + rounding) * np.linalg.norm(want)
