@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from solvers.flash_sinkhorn.inputs.checks import Inputs, checked_inputs, member, positive, whole
+from solvers.flash_sinkhorn.inputs.checks import Inputs, checked_inputs, member, positive, switch, whole
 
 from .cascade import solve_levels, squared_diameter
 from .geometry import TiledCloud, from_tiles, tiled_clouds
@@ -16,6 +16,7 @@ from .geometry.clouds import LARGEST_DIMENSION
 from .iterate import Check, Correction, Options, ScreenedPasses
 
 ROUNDING_SHARE = 0.1  # of the tolerance: beyond, a CPU goes over to float64
+RELAX = "relax the marginals with the dense solver, solvers.flash_sinkhorn (rho)"
 LARGEST_COST = 1e11  # over eps: float64 holds exponents to 1e-5 there
 
 
@@ -30,7 +31,8 @@ class Result:
     their pairs are of the last mask's. n_iterations: half of the passes over the points. n_rejected: mixed steps taken
     back. kept_pairs: of the last mask, a point of x. n_screens: how often pairs of points were chosen.
     trace: residuals on the points at eps; started: of `solve`, on their clock.
-    seconds: (points a side, seconds) by level, after (0, sorting).
+    seconds: (points a side, seconds) by level, after (0, sorting). stalled: iterations ended above tol because rounding
+    lets the residual fall no further, not at a limit. Not converged, f and g are the best of the last pairs chosen.
     """
 
     f: torch.Tensor
@@ -48,6 +50,7 @@ class Result:
     trace: tuple[Check, ...]
     started: float
     seconds: tuple[tuple[int, float], ...]
+    stalled: bool
 
 
 @dataclass(eq=False)
@@ -84,14 +87,15 @@ def solve(
 
     x [n, d], y [m, d]: points, any float dtype, CPU or CUDA, d from 1 to 6. a [n], b [m]: non-negative weights of equal
     sum (uniform if None), normalised inside. eps > 0 in units of C. tol: on the L1 marginal residual over the mass,
-    what is left out included. max_iterations over the points, of one row and one column pass each. correction and
-    memory: see `iterate`; tile: points a tile, on a GPU 8 to 64. lasting: choose pairs seldom, and more of
-    them, rather than often and few. thinning: then drop those that measured sums show to hold little. Not
-    differentiable: inputs are detached.
+    what is left out included. max_iterations over the points, of one row and one column pass each. max_seconds since
+    the call, read between passes: once over, coarser levels left are skipped, and potentials of the points come back
+    with their residual, which takes two passes over them if there were none yet. correction "full", "lite" or "none":
+    see `iterate`; memory: steps that mixing looks back, 0 for none; tile: points a tile, on a GPU 8 to 64. lasting:
+    choose pairs seldom, and more of them, rather than often and few. thinning: then drop those that measured sums show
+    to hold little. Not differentiable: inputs are detached.
 
     Raises ValueError, naming the argument and the fix, for d above 6, NaN or Inf, negative weights, unequal masses,
-    empty or mismatched arrays, the largest cost over 1e11 eps, or a bad option; ArithmeticError where potentials break
-    down, which far outliers with much weight at small eps can do.
+    empty or mismatched arrays, the largest cost over 1e11 eps, or a bad option.
     """
     return solved(
         x,
@@ -134,11 +138,10 @@ def solved(
     eps, cost_scale, tol = positive("eps", eps), positive("cost_scale", cost_scale), positive("tol", tol)
     max_iterations, tile = whole("max_iterations", max_iterations), whole("tile", tile)
     max_seconds = None if max_seconds is None else positive("max_seconds", max_seconds)
-    correction = member("correction", Correction, correction)
-    if memory != 0:
-        memory = whole("memory", memory)
+    correction, memory = member("correction", Correction, correction), whole("memory", memory, least=0)
+    lasting, thinning = switch("lasting", lasting), switch("thinning", thinning)
     check_dimension(x)
-    inputs = checked_inputs(x, y, a, b, eps=eps, cost_scale=cost_scale)
+    inputs = checked_inputs(x, y, a, b, eps=eps, cost_scale=cost_scale, relax=RELAX)
     of_x, of_y, rounding = sorted_clouds(inputs, eps=eps, cost_scale=cost_scale, tol=tol, tile=tile)
     sorting = time.perf_counter() - started
     deadline = None if max_seconds is None else started + max_seconds
@@ -165,6 +168,7 @@ def solved(
         trace=tuple(outcome.trace),
         started=started,
         seconds=((0, sorting), *found.seconds),
+        stalled=outcome.stalled,
     )
     return Solved(result, passes, outcome.u, outcome.v, rounding)
 
@@ -191,8 +195,8 @@ def sorted_clouds(
     largest = cost_scale * squared_diameter(of_x, of_y)
     if largest > LARGEST_COST * eps:
         raise ValueError(
-            f"eps = {eps:g} is too small for clouds of squared diameter {largest:g}: choose at least "
-            f"{largest / LARGEST_COST:g}"
+            f"eps = {eps:g} is too small for clouds whose largest cost is {largest:g}: choose at least "
+            f"{1.01 * largest / LARGEST_COST:.3g}"
         )
     return of_x, of_y, rounding
 

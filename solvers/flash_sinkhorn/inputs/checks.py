@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,6 +18,7 @@ LARGEST_EXPONENT = 1e34  # cost / eps in float32, with room for the sums and pro
 FAR = 1e3  # spans: a point without weight is moved no further than this from the others
 LARGEST_IN_UNITS = 2.0**9  # of `Inputs.unit`: the span of both clouds, rounded up to a power of two
 MASS_TOLERANCE = 1e-4  # relative: float32 weights that sum to one only in float32 are accepted
+RELAX = "relax the marginals (rho, reach)"  # what else than weights of equal sum would do
 
 
 @dataclass(frozen=True)
@@ -54,15 +56,17 @@ def checked_inputs(
     eps: float,
     cost_scale: float,
     balanced: bool = True,
+    relax: str = RELAX,
 ) -> Inputs:
-    """All checks of `solve`; balanced: both marginals are. Reads back from the device once."""
+    """All checks of `solve`; balanced: both marginals are; relax: how else, for messages. Reads back from the device
+    once."""
     check_points(x, y)
     a, b = checked_weights("a", a, x), checked_weights("b", b, y)
     dtype = torch.float64 if torch.float64 in (x.dtype, y.dtype) else torch.float32
     x, y = x.detach().to(dtype).contiguous(), y.detach().to(dtype).contiguous()
     found_x, found_y = survey(x, a, y, b)
     of_x, of_y = found_x.summary, found_y.summary
-    check_values(of_x, of_y, d=x.shape[1], eps=eps, cost_scale=cost_scale, balanced=balanced)
+    check_values(of_x, of_y, d=x.shape[1], eps=eps, cost_scale=cost_scale, balanced=balanced, relax=relax)
     mass_x, mass_y, mass = of_x.mass, of_y.mass, 1.0
     if balanced:
         mass = (mass_x + mass_y) / 2
@@ -90,7 +94,9 @@ def check_points(x: torch.Tensor, y: torch.Tensor) -> None:
         raise ValueError(f"y must be on the device of x, got {y.device} and {x.device}")
 
 
-def check_values(of_x: Summary, of_y: Summary, *, d: int, eps: float, cost_scale: float, balanced: bool) -> None:
+def check_values(
+    of_x: Summary, of_y: Summary, *, d: int, eps: float, cost_scale: float, balanced: bool, relax: str = RELAX
+) -> None:
     """ValueError unless eps suits the clouds, in R^d, and they are finite and weighted, equally where balanced."""
     bad_counts = (("x", of_x.bad_coordinates), ("y", of_y.bad_coordinates), ("a", of_x.bad_weights),
                   ("b", of_y.bad_weights))  # fmt: skip
@@ -106,12 +112,15 @@ def check_values(of_x: Summary, of_y: Summary, *, d: int, eps: float, cost_scale
     if balanced and abs(of_x.mass - of_y.mass) > MASS_TOLERANCE * max(of_x.mass, of_y.mass):
         raise ValueError(
             f"a and b must have the same mass, got {of_x.mass:g} and {of_y.mass:g}: normalise them first (in "
-            "float32 or float64), or relax the marginals (rho, reach)"
+            f"float32 or float64), or {relax}"
         )
     low, high = span(of_x, of_y)
     width = high - low
     if cost_scale * d * width * width / eps > LARGEST_EXPONENT or eps < 1.0 / LARGEST_EXPONENT:
-        raise ValueError(f"eps = {eps:g} is too small for clouds of span {width:g}: cost / eps exceeds float32's range")
+        raise ValueError(
+            f"eps = {eps:g} is too small for clouds of span {width:g}: cost / eps exceeds float32's range, choose at "
+            f"least {1.1 * max(cost_scale * d * width * width, 1.0) / LARGEST_EXPONENT:.1e}"
+        )
 
 
 def span(of_x: Summary, of_y: Summary) -> tuple[float, float]:
@@ -146,17 +155,26 @@ E = TypeVar("E", bound=StrEnum)
 
 
 def member(name: str, options: type[E], value: E | str) -> E:
-    """The option of that value. ValueError unless there is one."""
+    """The option of that value. ValueError unless there is one, with the nearest."""
     if value not in list(options):
-        raise ValueError(f"{name} must be one of {', '.join(options)}, got {value!r}")
+        close = difflib.get_close_matches(str(value), list(options), n=1)
+        hint = f"; did you mean '{close[0]}'?" if close else ""
+        raise ValueError(f"{name} must be one of {', '.join(options)}, got {value!r}{hint}")
     return options(value)
 
 
-def whole(name: str, value: Any) -> int:
-    """value as an int. ValueError unless it is a whole number of at least one."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+def whole(name: str, value: Any, *, least: int = 1) -> int:
+    """value as an int. ValueError unless it is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
     return int(value)
+
+
+def switch(name: str, value: Any) -> bool:
+    """value. ValueError unless it is True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
+    return value
 
 
 def checked_weights(name: str, weight: torch.Tensor | None, points: torch.Tensor) -> torch.Tensor:

@@ -13,22 +13,33 @@ from ..iterate import Options, Outcome, ScreenedPasses, iterate
 
 RATIO = 0.25  # from one eps to the next
 TOLERANCE, MOST_PASSES = 0.05, 40  # of each
+FARTHEST = 32.0  # base 2: how far a continuation may go; what is too high by more falls by a point's share a pass only
+PROBATION = 4  # passes from zero, which show whether more of them would be quick
+QUICK_RESIDUAL, QUICK_CONTRACTION = 0.4, 0.75
 
 
 def annealed(
     passes: ScreenedPasses, *, eps: float, cost_scale: float, tol: float, options: Options
 ) -> tuple[Outcome, int]:
-    """The outcome at eps, to `tol`, of passes over all tile pairs; and passes at larger eps.
+    """The outcome at eps, to `tol`, of passes over all tile pairs; and passes before, at larger eps but for the first.
 
-    Each eps starts from the linear continuation in eps of the two before.
+    From zero at eps if the first iterations are quick, as they are however far a few points are out. Else from larger
+    eps, each from the linear continuation in eps of the two before.
     """
     u, v = torch.zeros_like(passes.x.weight), torch.zeros_like(passes.y.weight)
-    taken = 0
+    passes.k = cost_scale * math.log2(math.e) / eps
+    most = min(PROBATION, options.max_passes)
+    found = iterate(passes, u, v, tol=tol, options=dataclasses.replace(options, max_passes=most))
+    taken = found.n_passes
+    if found.converged or taken + 2 > options.max_passes:
+        return found, 0
+    if _is_quick(found):
+        return iterate(passes, found.u, found.v, tol=tol, options=_left(options, taken)), taken
     solved: list[tuple[float, Tensor]] = []  # eps, v eps
     largest = RATIO * squared_diameter(passes.x, passes.y) * cost_scale
     for level in _epsilons(largest, eps):
         allowed = min(MOST_PASSES, options.max_passes - 2 - taken)
-        if allowed < 2:
+        if allowed < 2 or options.is_late:
             break
         v = _continued(solved, level, v)
         passes.k = cost_scale * math.log2(math.e) / level
@@ -38,8 +49,16 @@ def annealed(
         solved = [*solved[-1:], (level, v * level)]
     v = _continued(solved, eps, v)
     passes.k = cost_scale * math.log2(math.e) / eps
-    options = dataclasses.replace(options, max_passes=options.max_passes - taken)
-    return iterate(passes, u, v, tol=tol, options=options), taken
+    return iterate(passes, u, v, tol=tol, options=_left(options, taken)), taken
+
+
+def _is_quick(found: Outcome) -> bool:
+    residuals = [check.residual for check in found.trace]
+    return residuals[-1] <= QUICK_RESIDUAL and residuals[-1] <= QUICK_CONTRACTION * residuals[0]
+
+
+def _left(options: Options, taken: int) -> Options:
+    return dataclasses.replace(options, max_passes=options.max_passes - taken)
 
 
 def squared_diameter(x: TiledCloud, y: TiledCloud) -> float:
@@ -63,7 +82,8 @@ def _continued(solved: list[tuple[float, Tensor]], eps: float, v: Tensor) -> Ten
     if not solved:
         return v
     last, g = solved[-1]
+    v = g / eps
     if len(solved) == 2:
         before, old = solved[0]
-        g = g + (g - old) * ((eps - last) / (last - before))
-    return g / eps
+        v = v + ((g - old) * ((eps - last) / (last - before)) / eps).clamp(-FARTHEST, FARTHEST)
+    return v

@@ -37,7 +37,8 @@ class Cascade:
 def solve_levels(
     x: TiledCloud, y: TiledCloud, *, eps: float, cost_scale: float, tol: float, options: Options
 ) -> Cascade:
-    """The points at `eps`, to `tol` or the limits of `options`; coarser levels to what a start is worth."""
+    """The points at `eps`, to `tol` or the limits of `options`; coarser levels to what a start is worth. Once late, the
+    next level is the points."""
     started = time.perf_counter()
     ladder = levels(x, y, eps=eps, cost_scale=cost_scale)
     coarse_options = replace(options, max_passes=MOST_COARSE_PASSES)
@@ -45,21 +46,25 @@ def solve_levels(
     coarse_pairs, annealing = 0.0, 0
     outcome: Outcome | None = None
     passes: ScreenedPasses | None = None
+    above = ladder[0]
     for index, level in enumerate(ladder):
         is_last = index == len(ladder) - 1
+        if index and not is_last and options.is_late:
+            continue
         goal, limits = (tol, options) if is_last else (COARSE_TOLERANCE, coarse_options)
         if outcome is None or passes is None:
             passes = ScreenedPasses(level.x.cloud, level.y.cloud, 1.0, mask=every_pair(level.x.cloud, level.y.cloud))
             outcome, larger = annealed(passes, eps=level.eps, cost_scale=cost_scale, tol=goal, options=limits)
             annealing = larger if is_last else 0
         else:
-            u, v = lifted(passes, outcome.u, outcome.v, ladder[index - 1], level)
+            u, v = lifted(passes, outcome.u, outcome.v, above, level)
             k = cost_scale * math.log2(math.e) / level.eps
             if is_last:
                 u, v = better_start(x, y, u, v, k)
             passes = ScreenedPasses(level.x.cloud, level.y.cloud, k, thins=options.thinning and not options.lasting)
             passes.refresh(u, v, FIRST_LASTING_SHARE * goal if options.lasting else FIRST_BUDGET)
             outcome = iterate(passes, u, v, tol=goal, options=limits)
+        above = level
         if not is_last:
             coarse_pairs += passes.pairs_done
         seconds.append((max(level.x.cloud.tree.n, level.y.cloud.tree.n), time.perf_counter() - started))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+
+from solvers.flash_sinkhorn.iteration.progress import Progress
 
 from ..sweep import Pass
 from .anderson import MEMORY, Anderson
@@ -22,6 +24,7 @@ LASTING_SLACK = 1e3
 SLACK_GROWTH, MOST_SLACK = 16.0, 1e5  # where they move far: pairs kept grow with the logarithm only
 SHORT_LIFE = 4  # passes
 MOST_OMITTED = 0.5  # above, a half-step says nothing of the dual value
+ROUNDING = 2.0**-19  # of a residual, by exponentials and sums of float32: sixteen of its roundings
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,11 @@ class Options:
     deadline: float | None = None
     lasting: bool = False
     thinning: bool = True
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the deadline is over."""
+        return self.deadline is not None and time.perf_counter() > self.deadline
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,8 @@ class Outcome:
     """Potentials u [N], v [M] in base 2, and what is known of their plan.
 
     residual: sum_j |sum_i P_ij - b_j| over kept tile pairs, whose row sums are exact; omitted: bound of what the others
-    add to it, or to the rows' residual. converged: whether their sum is within the tolerance.
+    add to it, or to the rows' residual. converged: whether their sum is within the tolerance; stalled: whether
+    iterations ended because rounding lets it fall no further. Not converged, they are the best of the last mask.
     """
 
     u: Tensor
@@ -66,13 +75,16 @@ class Outcome:
     n_passes: int
     n_rejected: int
     trace: list[Check] = field(default_factory=list)
+    stalled: bool = False
 
 
 def iterate(passes: Passes, u: Tensor, v: Tensor, *, tol: float, options: Options | None = None) -> Outcome:
-    """From potentials u [N], v [M] (base 2, kd order, finite) to a residual of at most tol, or the limits.
+    """From potentials u [N], v [M] (base 2, kd order, finite) to a residual of at most tol, or the limits, or where
+    rounding lets it fall no further.
 
-    A row half-step, a column half-step, mixing; the residual is read once in two passes. Of corrected half-steps the
-    dual value never falls, and a mixed v which lowers it is taken back. Raises ValueError on tol <= 0.
+    A row half-step, a column half-step, mixing; the residual is read once in two passes, and the deadline before each
+    once there is a residual. Of corrected half-steps the dual value never falls, and a mixed v which lowers it is taken
+    back. Raises ValueError on tol <= 0, ArithmeticError on potentials that are not finite.
     """
     if not tol > 0:
         raise ValueError(f"tol is {tol}: give a positive residual")
@@ -84,7 +96,9 @@ class _Iterations:
         self.passes, self.tol, self.options = passes, tol, options
         self.u, self.v = u, v
         self.mixer = Anderson(passes.y.weight, memory=options.memory)
-        self.image: Tensor | None = None  # of the last v, if v was mixed from it
+        self.unmixed: tuple[Tensor, Tensor] | None = None  # where the last half-steps led, if v was mixed from there
+        self.best: Outcome | None = None  # of this mask
+        self.progress = Progress(lambda: ROUNDING)
         self.best_dual, self.residual, self.omitted, self.mass = -math.inf, 1.0, 0.0, 1.0
         self.robust = True
         self.n_passes = self.n_rejected = 0
@@ -95,15 +109,18 @@ class _Iterations:
     def run(self) -> Outcome:
         while True:
             dual = self._row_half_step()
-            if self.image is not None and self._is_worse(dual):
-                self.v, self.image, self.robust = self.image, None, True
+            if self.unmixed is not None and self._is_worse(dual):
+                (self.u, self.v), self.unmixed, self.robust = self.unmixed, None, True
                 self.mixer.reject()
                 self.n_rejected += 1
                 continue
             if not math.isfinite(dual):
                 raise ArithmeticError(
-                    f"the dual value is {dual} after {self.n_passes} passes: eps is too small for these coordinates"
+                    f"the dual value is {dual} after {self.n_passes} passes: start from finite potentials, or choose "
+                    "a larger eps"
                 )
+            if self.best is not None and self.options.is_late:
+                return self._ended(self.best)
             left_out = float(self.passes.omitted(self.u, self.v))
             # without pairs the dual value is too large, by -log(1 - what rows leave out)
             if left_out <= MOST_OMITTED:
@@ -112,19 +129,30 @@ class _Iterations:
             if not left_out <= share:
                 self._refresh(share)
             found = self._column_pass()
-            self.trace.append(Check(self.n_passes, self.residual, self.omitted, dual, time.perf_counter()))
-            converged = self.residual + self.omitted <= self.tol
-            if converged or self._is_last():
-                return Outcome(
-                    self.u, self.v, self.residual, self.omitted, converged, self.n_passes, self.n_rejected, self.trace
-                )
+            checked = self._checked(dual)
+            if checked.converged or checked.stalled or self._is_last:
+                return self._ended(checked if checked.converged else self.best or checked, stalled=checked.stalled)
             if self.mass - 1 > MOST_OMITTED:
                 self.robust = True  # rows had lost what matters: take their half-step again
                 continue
             at, plain_v = self.v, self._column_half_step(found)
             self.v = self.mixer.next(at, plain_v)
-            self.image = plain_v if self.mixer.filled else None
+            self.unmixed = (self.u, plain_v) if self.mixer.filled else None
             self.robust = False
+
+    def _checked(self, dual: float) -> Outcome:
+        """The potentials at this check, which may be the best of the mask."""
+        total = self.residual + self.omitted
+        self.trace.append(Check(self.n_passes, self.residual, self.omitted, dual, time.perf_counter()))
+        converged = total <= self.tol
+        stalled = not converged and self.progress.has_stalled(len(self.trace), total)
+        found = Outcome(self.u, self.v, self.residual, self.omitted, converged, 0, 0, stalled=stalled)
+        if self.best is None or total <= self.best.residual + self.best.omitted:
+            self.best = found
+        return found
+
+    def _ended(self, found: Outcome, *, stalled: bool = False) -> Outcome:
+        return replace(found, n_passes=self.n_passes, n_rejected=self.n_rejected, trace=self.trace, stalled=stalled)
 
     def _refresh(self, share: float) -> None:
         """The sooner the last mask became invalid, the more slack the next one has."""
@@ -134,7 +162,7 @@ class _Iterations:
         factor = SLACK_GROWTH if lasted <= SHORT_LIFE else 1.0 / SLACK_GROWTH
         self.slack = min(max(self.slack * factor, self.least_slack), MOST_SLACK)
         self.passes.refresh(self.u, self.v, share / self.slack)
-        self.refreshed_at = self.n_passes
+        self.refreshed_at, self.best = self.n_passes, None
 
     def _row_half_step(self) -> float:
         """Dual value in eps after it: of exact rows, sum P is one."""
@@ -175,6 +203,6 @@ class _Iterations:
             return lite(passes.x, passes.y, passes.coarse, self.v, found)
         return plain(passes.y, self.v, found)
 
+    @property
     def _is_last(self) -> bool:
-        late = self.options.deadline is not None and time.perf_counter() > self.options.deadline
-        return late or self.n_passes + 2 > self.options.max_passes
+        return self.options.is_late or self.n_passes + 2 > self.options.max_passes

@@ -41,6 +41,8 @@ def corrected(
     w = coarse.balance(coarse.tile_matrix(found.partial, factor), rows.mass, cols.mass)
     sums = found.anchor.double() + coarse.corrected_sums(found.partial, w.exp()).log2()
     sums = torch.where(sums == -torch.inf, found.log2_sums, sums)
+    works = w.isfinite().all() & ((rows.weight == 0) | sums.isfinite()).all()  # else the plain half-step
+    w, sums = torch.where(works, w, 0.0), torch.where(works, sums, found.log2_sums)
     return _updated(rows, u, sums), shifted(cols, v, w)
 
 

@@ -12,6 +12,7 @@ from ..geometry import TiledCloud
 from .blocked_sweep import apply_blocked, sweep_blocked
 
 PAIRS_AT_ONCE = 1 << 16  # tile pairs whose partial sums are scaled at once
+LARGEST_ANCHOR = 2.0**26  # float32 rounds it by 2, and exponentials are off by a factor of so many powers of two
 
 
 @dataclass(eq=False)
@@ -20,7 +21,7 @@ class Pass:
 
     log2_sums [N] float64: log2 sum_j 2^t_ij over the columns of kept tiles, -inf where nothing is kept; partial [K, T]
     float32, if asked for: the rows' sums over each kept tile alone, relative to 2^anchor_i, in the order of the lists;
-    anchor [N] float32: 0 in a plain pass, the row's largest exponent in a robust one.
+    anchor [N]: 0 in a plain pass, about the row's largest exponent in a robust one.
     """
 
     log2_sums: Tensor
@@ -43,7 +44,12 @@ def sweep(
     run: Any = sweep_blocked
     if u.device.type == "cuda":
         from .triton_sweep import sweep_triton as run
-    return Pass(*run(rows, cols, starts, lists, u, v, k, robust=robust, partial=partial))
+    found = Pass(*run(rows, cols, starts, lists, u, v, k, robust=robust, partial=partial))
+    if not robust or not bool(found.anchor.abs().amax() > LARGEST_ANCHOR):
+        return found
+    anchor = found.anchor.double()
+    found = Pass(*run(rows, cols, starts, lists, u - anchor, v, k, robust=True, partial=partial))
+    return Pass(found.log2_sums + anchor, found.partial, found.anchor + anchor)
 
 
 def apply(
