@@ -12,8 +12,8 @@ from .geometry.clouds import LARGEST_DIMENSION
 SAMPLE, NEIGHBOURS = 256, 1 << 14  # points at which pairs are counted, and points that are counted
 BUDGET = 1 / 32  # of the tolerance: what a mask leaves out
 NEAREST = 8  # whose distance says how dense the cloud is
-LEAST_PAIRS = {"cpu": 1 << 24, "cuda": 1 << 34}  # of both clouds: fewer are done before tiles are sorted and chosen
-SAVING = 8  # all pairs over kept ones: below, all pairs in a row are as fast as some of them
+LEAST_PAIRS = {"cpu": 1 << 24, "cuda": 1 << 34}  # of both clouds: with fewer, all are done before tiles are chosen
+SAVING = 8  # all pairs over kept ones, at least: tiles cost more a pair, and must be chosen
 
 
 def is_sparse(x: Tensor, y: Tensor, *, eps: float, cost_scale: float, tol: float) -> bool:
@@ -32,7 +32,7 @@ def kept_pairs(x: Tensor, y: Tensor, *, eps: float, cost_scale: float, tol: floa
     points are those within reach of their neighbour in their own cloud, by the geometric mean of both clouds' shares;
     its tiles reach further by their width.
     """
-    reach = math.sqrt(eps / cost_scale * (math.log(1 / (BUDGET * tol)) + x.shape[1] / 2))
+    reach = math.sqrt(eps / cost_scale * (math.log1p(1 / (BUDGET * tol)) + x.shape[1] / 2))
     shares = [_share_within(points.detach(), reach, tile) for points in (x, y)]
     return len(y) * math.sqrt(shares[0] * shares[1])
 
@@ -40,7 +40,7 @@ def kept_pairs(x: Tensor, y: Tensor, *, eps: float, cost_scale: float, tol: floa
 def _share_within(points: Tensor, reach: float, tile: int) -> float:
     """Mean share of the cloud within `reach` and two widths of a tile of its points."""
     n, d = points.shape
-    points = _spread(points, NEIGHBOURS).float()
+    points = _spread(points, NEIGHBOURS).double()
     distances = torch.cdist(_spread(points, SAMPLE), points, compute_mode="donot_use_mm_for_euclid_dist")
     nearest = min(NEAREST, len(points))
     width = distances.kthvalue(nearest, 1, keepdim=True).values * (tile / n * len(points) / nearest) ** (1 / d)

@@ -130,6 +130,10 @@ class TestAuto:
         assert not self.chosen(uniform(1500, 1, 0)[None], uniform(1400, 1, 1)[None])
         assert not self.chosen(uniform(600, 7, 0), uniform(500, 7, 1), blur=0.5)
 
+    def test_a_bad_tolerance_is_named(self):
+        with pytest.raises(ValueError, match="tol must be a positive"):
+            SamplesLoss(tol=-1.0)(uniform(1500, 1, 0), uniform(1400, 1, 1))
+
     @pytest.mark.parametrize(("d", "eps"), [(1, 1e-5), (2, 1e-3), (3, 5e-3)])
     @pytest.mark.parametrize("tol", [1e-2, 1e-4])
     def test_the_estimate_is_right_to_a_factor_of_three(self, d, eps, tol):

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ..inputs.checks import positive
 from ..sweeps.tiles import Precision
 from .transport import DEFAULT_TOL, Transport
 
@@ -32,7 +33,7 @@ def runs_multiscale(backend: str, x: torch.Tensor, y: torch.Tensor, options: dic
     if backend == "auto" and x.ndim == 2 and _refusal(options) is None:
         from solvers.flash_sinkhorn2.choice import is_sparse
 
-        tol = DEFAULT_TOL if options["tol"] is None else options["tol"]
+        tol = DEFAULT_TOL if options["tol"] is None else positive("tol", options["tol"])
         return is_sparse(x, y, eps=options["eps"], cost_scale=options["cost_scale"], tol=tol)
     return backend == "multiscale"
 
