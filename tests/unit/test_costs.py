@@ -138,3 +138,18 @@ def test_unit_vectors_of_any_length(size):
 def test_vectors_without_a_direction_are_refused(vectors, message):
     with pytest.raises(ValueError, match=message):
         unit_vectors(vectors)
+
+
+@pytest.mark.gpu
+def test_sixty_thousand_labelled_points_a_side_stay_under_a_gigabyte():
+    """At d = 512, inputs included; the costs alone would be 14 GB."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    n, d, kinds = 60_000, 512, 10
+    x, y = (torch.randn(n, d, device="cuda") / d**0.5 for _ in range(2))
+    l_x, l_y = (torch.randint(kinds, (n,), device="cuda") for _ in range(2))
+    table = torch.rand(kinds, kinds, device="cuda")
+    torch.cuda.reset_peak_memory_stats()
+    found = label_transport(x, y, l_x, l_y, table, eps=0.1, n_iterations=2)
+    assert torch.cuda.max_memory_allocated() < 1e9
+    assert torch.isfinite(found.f).all() and torch.isfinite(found.ot)
