@@ -17,6 +17,7 @@ from solvers.flash_sinkhorn import transport as dense_transport
 from solvers.flash_sinkhorn2 import transport
 from solvers.flash_sinkhorn2.cascade import levels
 from solvers.flash_sinkhorn2.geometry import tiled_clouds
+from solvers.flash_sinkhorn2.iterate import Options
 from solvers.flash_sinkhorn2.plan import near_copies, self_transport
 
 TIGHT = 1e-6  # sums over a tile are float32: no residual much below
@@ -192,7 +193,7 @@ class TestDebiasing:
         x, y, a, b = clouds(2)
         of_x, of_y = tiled_clouds(x, y, a, b)
         zero = torch.zeros_like(of_x.weight), torch.zeros_like(of_y.weight)
-        assert near_copies.solve_near_copy(of_x, of_y, *zero, 1e3, tol=1e-3, options=None) is None
+        assert near_copies.solve_near_copy(of_x, of_y, *zero, 1e3, tol=1e-3, options=Options()) is None
 
     def test_copies_take_no_cascade(self, monkeypatch):
         monkeypatch.setattr("solvers.flash_sinkhorn2.plan.transport.solved", None)

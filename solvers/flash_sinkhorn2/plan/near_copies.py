@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ def solve_near_copy(
         return None
     passes = ScreenedPasses(x, y, k)
     passes.refresh(u, v, min(FIRST_BUDGET, tol))
-    outcome = iterate(passes, u, v, tol=tol, options=Options(options.correction, options.memory, 2, options.deadline))
+    outcome = iterate(passes, u, v, tol=tol, options=replace(options, max_passes=2))
     if outcome.converged:
         return outcome, passes
     if not outcome.residual <= NEAR:

@@ -168,7 +168,7 @@ def _solve(
         residual=result.residual,
         omitted=result.omitted,
         converged=result.converged,
-        stalled=False,
+        stalled=result.stalled,
         n_passes=result.n_passes,
     )
 
@@ -218,7 +218,7 @@ def _solve_near_copy(
         residual=found.residual,
         omitted=found.omitted + rounding,
         converged=found.converged and found.residual + found.omitted + rounding <= budget.tol,
-        stalled=False,
+        stalled=found.stalled,
         n_passes=found.n_passes,
     )
 
