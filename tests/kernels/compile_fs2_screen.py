@@ -1,4 +1,4 @@
-"""Compile the kernel of the screen's bounds for sm_90 and print one JSON line a dimension: resources and SASS."""
+"""Compile the screen's kernels for sm_90 and print one JSON line each: resources and SASS."""
 
 from __future__ import annotations
 
@@ -9,13 +9,37 @@ from compile_sweeps import inspect
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from solvers.flash_sinkhorn2.screen.triton_bounds import PAIRS, exponent_kernel
+from solvers.flash_sinkhorn2.screen.planes import RIDGE
+from solvers.flash_sinkhorn2.screen.triton_planes import POINTS, plane_kernel
+from solvers.flash_sinkhorn2.screen.triton_thin import PAIRS, bisect_kernel, split_kernel
+from solvers.flash_sinkhorn2.screen.triton_walk import CANDIDATES, walk_kernel
 
-KINDS = {"rows": "*i64", "cols": "*i64", "pairs": "i32", "D": "constexpr", "BP": "constexpr"}
+KINDS = {"pairs": "i32", "stride_point": "i32", "stride_coordinate": "i32"}
+KINDS |= dict.fromkeys(("rows", "cols", "parents", "parent_starts", "children", "counts", "starts"), "*i64")
+KINDS |= {
+    "parent_lists": "*i32",
+    "lists": "*i32",
+    "most": "*i32",
+    "opposite_most": "*i32",
+    "kept": "*i8",
+    "near": "*i32",
+    "exponents": "*fp32",
+    "local": "*fp32",
+}
+
+
+def variants(d):
+    yield plane_kernel, {"D": d, "T": 32, "POINTS": POINTS, "RIDGE": RIDGE}, 4
+    for write in (False, True):
+        yield walk_kernel, {"D": d, "CANDIDATES": CANDIDATES, "WRITE": write, "LAST": write}, 1
+    yield bisect_kernel, {"PAIRS": PAIRS}, 1
+    yield split_kernel, {"PAIRS": PAIRS}, 1
+
 
 if __name__ == "__main__":
     for d in (1, 3, 6):
-        signature = {name: KINDS.get(name, "*fp64") for name in exponent_kernel.arg_names}
-        source = ASTSource(fn=exponent_kernel, signature=signature, constexprs={"D": d, "BP": PAIRS})
-        found = triton.compile(source, target=GPUTarget("cuda", 90, 32))
-        print(json.dumps({"d": d, **inspect(found.asm["cubin"])}))
+        for kernel, constants, warps in variants(d):
+            signature = {k: "constexpr" if k in constants else KINDS.get(k, "*fp64") for k in kernel.arg_names}
+            source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+            found = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+            print(json.dumps({"kernel": kernel.__name__, **constants, **inspect(found.asm["cubin"])}))

@@ -1,4 +1,4 @@
-"""The kernel of the screen's bounds: against torch under the interpreter, compiled for sm_90, and whole screens on a
+"""The screen's kernels: against torch under the interpreter, compiled for sm_90, and whole screens on a
 GPU where there is one."""
 
 from __future__ import annotations
@@ -13,21 +13,46 @@ from solvers.flash_sinkhorn2.screen import screen, thin
 
 pytest.importorskip("triton")
 
+import interpret_fs2_screen
+from interpret_fs2_screen import CASES
+
+from solvers.flash_sinkhorn2.screen import triton_planes
+
+
+def judge(case, found):
+    for side in found["planes"]:
+        # sums of float64 in another order; slopes solve equations of a condition of a few hundred (`RIDGE`)
+        assert max(side["boxes"], side["offsets"]) < 1e-14 and side["slopes"] < 1e-12, (case, side)
+    assert found["pairs"] and found["walked"], case
+    low, high = found["exponents"]  # two ulps of a float32 up to 2^13 at the most
+    assert low >= 0.0 and high < 2.0**-9, (case, found)
+    assert found["bounds"] < 1e-10, (case, found)  # exponents of 1e4 in float64, summed
+    ours, by_sorting = found["left_out"]
+    assert abs(ours - by_sorting) <= 1 + 0.01 * by_sorting, (case, found)  # costs that are one float32
+    off, agree = found["thinned"]
+    assert off < 1e-12 and agree, (case, found)
+
 
 @pytest.mark.skipif(
     np.lib.NumpyVersion(np.__version__) >= "2.4.0", reason="triton's interpreter breaks on numpy 2.4 and later"
 )
 def test_agrees_with_torch_under_the_interpreter():
     (results,) = run_script("interpret_fs2_screen.py", interpret=True)
-    assert len(results) == 9
-    for case, found in results.items():
-        assert found["pairs"] == int(case.split()[0]) and found["infinite"], case
-        assert found["error"] < 1e-14, case  # float64, of the size of k |x - y|^2; float32 of k alone would be 4e-8
+    for case in CASES:
+        judge(case, results[str(case)])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("case", [*CASES, (30_001, 20_000, 3, 32)])
+def test_agrees_with_torch_on_a_gpu(case, monkeypatch):
+    monkeypatch.setattr(triton_planes, "FIRST_DEPTH", triton_planes.FIRST_DEPTH)  # restores it afterwards
+    judge(case, interpret_fs2_screen.case(*case, device="cuda"))
 
 
 def test_compiles_for_sm_90():
     results = run_script("compile_fs2_screen.py", interpret=False)
-    assert [found["d"] for found in results] == [1, 3, 6]
+    assert {found["kernel"] for found in results} == {"plane_kernel", "walk_kernel", "bisect_kernel", "split_kernel"}
     for found in results:
         assert found["local_bytes"] == found["local_accesses"] == 0, found
 

@@ -18,12 +18,11 @@ def screened(x: TiledCloud, y: TiledCloud, u: Tensor, v: Tensor, k: float, *, to
     u [N], v [M]; so that no row or column misses more than tol / 4."""
     most = OMITTED_SHARE * tol / max(x.tree.tiles, y.tree.tiles)
     heaviest = float(max(x.mass.amax(), y.mass.amax()))
-    chunk = 2**22 if u.is_cuda else 2**16
-    pairs = walk(levels(x, u), levels(y, v), k, threshold=most / heaviest, chunk=chunk)
+    pairs = walk(levels(x, u), levels(y, v), k, threshold=most / heaviest, chunk=2**16)
     i, j = pairs.rows.long(), pairs.cols.long()
     density = pairs.exponent.double().exp2()
     by_rows, by_cols = density * y.mass[j], density * x.mass[i]
     far = (by_rows <= most) & (by_cols <= most)
     row_bound = pairs.row_bound.index_add(0, i[far], by_rows[far])
     col_bound = pairs.col_bound.index_add(0, j[far], by_cols[far])
-    return mask_of(pairs.rows[~far], pairs.cols[~far], row_bound, col_bound)[0]
+    return mask_of(pairs.rows[~far], pairs.cols[~far], row_bound, col_bound)

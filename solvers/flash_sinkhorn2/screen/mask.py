@@ -32,17 +32,18 @@ class Mask:
 
     def row_of_entries(self) -> Tensor:
         """[K] int64: the tile of x of each entry, in row order."""
-        return torch.repeat_interleave(self.row_starts.diff())
+        return torch.repeat_interleave(self.row_starts.diff(), output_size=len(self.cols))
 
 
-def mask_of(rows: Tensor, cols: Tensor, row_bound: Tensor, col_bound: Tensor) -> tuple[Mask, Tensor]:
-    """The mask of tile pairs rows, cols [K] int32 in any order; and [K] int64: which of them each entry is."""
-    order = (rows.long() * len(col_bound) + cols).sort().indices
-    rows, cols = rows[order], cols[order]
-    to_columns = cols.sort(stable=True).indices
-    row_starts = _running(torch.bincount(rows, minlength=len(row_bound)))
-    col_starts = _running(torch.bincount(cols, minlength=len(col_bound)))
-    return Mask(row_starts, cols, col_starts, rows[to_columns], to_columns, row_bound, col_bound), order
+def mask_of(rows: Tensor, cols: Tensor, row_bound: Tensor, col_bound: Tensor) -> Mask:
+    """The mask of tile pairs rows, cols [K] int32, row after row and each row's columns ascending."""
+    in_columns, to_columns = cols.sort(stable=True)
+    starts = (
+        torch.searchsorted(tiles, torch.arange(len(bound) + 1, dtype=tiles.dtype, device=tiles.device))
+        for tiles, bound in ((rows, row_bound), (in_columns, col_bound))
+    )
+    row_starts, col_starts = starts
+    return Mask(row_starts, cols, col_starts, rows[to_columns], to_columns, row_bound, col_bound)
 
 
 def thin(mask: Mask, row_tile_max: Tensor, col_tile_max: Tensor, budget: float, *, chunk: int = 2**24) -> Mask:
@@ -54,6 +55,10 @@ def thin(mask: Mask, row_tile_max: Tensor, col_tile_max: Tensor, budget: float, 
     and column both allow it. The new bounds hold where those sums and the mask's bounds hold. Works on whole tiles of
     about `chunk` entries at a time.
     """
+    if row_tile_max.is_cuda:
+        from . import triton_thin  # Triton need not be there on machines without a GPU
+
+        return triton_thin.thin(mask, row_tile_max, col_tile_max, budget)
     cheap = torch.empty(len(mask.cols), dtype=torch.bool, device=mask.cols.device)
     for entries, tile in _slices(mask.row_starts, chunk):
         cheap[entries] = _affordable(tile, row_tile_max[entries], budget - mask.row_bound)
@@ -68,11 +73,11 @@ def thin(mask: Mask, row_tile_max: Tensor, col_tile_max: Tensor, budget: float, 
         col_bound.index_add_(0, tile, torch.where(cheap[index], col_tile_max[index].double(), 0.0))
     kept = ~cheap
     kept_by_columns = kept[mask.to_columns]
-    before = _running(kept)
+    before = running(kept)
     return Mask(
         before[mask.row_starts],
         mask.cols[kept],
-        _running(kept_by_columns)[mask.col_starts],
+        running(kept_by_columns)[mask.col_starts],
         mask.rows[kept_by_columns],
         before[mask.to_columns[kept_by_columns]],
         row_bound,
@@ -96,12 +101,12 @@ def _affordable(tile: Tensor, cost: Tensor, allowance: Tensor) -> Tensor:
     share = cost / allowance.clamp_min(torch.finfo(torch.float64).tiny)[tile]
     group = tile - tile[0]
     order = share.log2().clamp(-62.0, 1.0).add_(62.0).div_(64.0).add_(group).sort().indices
-    running = _running(share.clamp_max_(2.0)[order])  # 2: too much, yet costs the other tiles no digits
-    first = _running(torch.bincount(group))[group]
-    fits = running[1:] - running[first[order]] <= 1.0
+    total = running(share.clamp_max_(2.0)[order])  # 2: too much, yet costs the other tiles no digits
+    first = running(torch.bincount(group))[group]
+    fits = total[1:] - total[first[order]] <= 1.0
     return torch.empty_like(fits).scatter_(0, order, fits)
 
 
-def _running(values: Tensor) -> Tensor:
+def running(values: Tensor) -> Tensor:
     """[n + 1]: sums of all values before each."""
     return pad(values.cumsum(0), (1, 0))

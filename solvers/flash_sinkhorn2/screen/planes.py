@@ -29,7 +29,11 @@ class Level:
 
 
 def levels(cloud: TiledCloud, u: Tensor) -> list[Level]:
-    """The cloud's nodes from the root down to its tiles, with planes above the potential u [N]."""
+    """The cloud's nodes from the root, on a GPU from 256 of them, down to its tiles, with planes above u [N]."""
+    if u.is_cuda:
+        from . import triton_planes  # Triton need not be there on machines without a GPU
+
+        return triton_planes.levels(cloud, u)
     tree, planes, found = cloud.tree, _Planes(cloud, u), []
     slope = torch.zeros_like(cloud.centre[:1])
     for depth in range(tree.depths):

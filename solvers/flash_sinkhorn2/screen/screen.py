@@ -10,16 +10,14 @@ from .planes import levels
 from .walk import walk
 
 
-def screen(
-    x: TiledCloud, y: TiledCloud, u: Tensor, v: Tensor, k: float, *, budget: float, chunk: int | None = None
-) -> Mask:
+def screen(x: TiledCloud, y: TiledCloud, u: Tensor, v: Tensor, k: float, *, budget: float, chunk: int = 2**16) -> Mask:
     """The tile pairs without which no row or column sum of 2^t_ij loses more than `budget`, at potentials u [N], v [M].
 
     u and v are in base 2 and finite where there is weight, k = cost_scale log2(e) / eps; t_ij = u_i + v_j +
     log2(b_j) - k |x_i - y_j|^2 for rows, with log2(a_i) for columns. Sums are one at the solution; of potentials whose
     sums are far below one everything may fit into the budget, so take a half-step before. Bounds of boxes are a few
     times what is there: screen to a quarter of the budget, and thin to all of it with the sums that a pass measures.
-    `chunk`: node pairs looked at at a time, 2^22 on a GPU and 2^16 on the CPU, where they stay in its caches.
+    `chunk`: node pairs that a CPU looks at at a time, so that they stay in its caches.
 
     Raises ValueError if k or budget is not positive and finite, or a potential is not finite where there is weight.
     """
@@ -29,10 +27,9 @@ def screen(
     for name, cloud, potential in (("u", x, u), ("v", y, v)):
         if not bool((potential.isfinite() | (cloud.weight == 0)).all()):
             raise ValueError(f"{name} is not finite where there is weight: screen at the last finite potentials")
-    if chunk is None:
-        chunk = 2**22 if u.is_cuda else 2**16
     pairs = walk(levels(x, u), levels(y, v), k, threshold=budget / 2, chunk=chunk)
-    mask, order = mask_of(pairs.rows, pairs.cols, pairs.row_bound, pairs.col_bound)
-    most = pairs.exponent[order].double().exp2_()
-    del pairs, order
-    return thin(mask, most * y.mass[mask.cols], most * x.mass[mask.row_of_entries()], budget)
+    mask = mask_of(pairs.rows, pairs.cols, pairs.row_bound, pairs.col_bound)
+    most = pairs.exponent.double().exp2_()
+    of_rows, of_cols = most * y.mass[pairs.cols], most * x.mass[pairs.rows]
+    del pairs, most
+    return thin(mask, of_rows, of_cols, budget)

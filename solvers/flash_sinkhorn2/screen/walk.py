@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,8 +14,11 @@ from .planes import Level
 
 @dataclass(eq=False)
 class TilePairs:
-    """Tile pairs that a walk kept, in no order: rows, cols [K] int32, the bound of their exponents [K] float32; and
-    bounds of the sums left out, of any row of each tile of x and any column of each tile of y."""
+    """Tile pairs that a walk kept, row after row and each row's columns ascending.
+
+    rows, cols [K] int32, the bound of their exponents [K] float32; and bounds of the sums left out, of any row of each
+    tile of x and any column of each tile of y.
+    """
 
     rows: Tensor
     cols: Tensor
@@ -27,23 +29,28 @@ class TilePairs:
 
 def walk(x: list[Level], y: list[Level], k: float, *, threshold: float, chunk: int) -> TilePairs:
     """All tile pairs but those of node pairs whose 2^exponent is nowhere above `threshold`, at potentials whose planes
-    x and y hold.
+    x and y hold. All pairs of the first levels' nodes are looked at.
 
-    At most some 4 `chunk` pairs a level are in memory, besides the result.
+    At most some 4 `chunk` pairs a level are in memory, besides the result; on a GPU a level's pairs all are.
     """
+    if x[0].mass.is_cuda:
+        from . import triton_walk  # Triton need not be there on machines without a GPU
+
+        return triton_walk.walk(x, y, k, threshold=threshold)
     row_skipped = [torch.zeros_like(level.mass) for level in x]
     col_skipped = [torch.zeros_like(level.mass) for level in y]
     last = max(len(x), len(y)) - 1
-    root = torch.zeros(1, dtype=torch.int64, device=x[0].mass.device)
-    infinity = torch.tensor(math.inf, device=root.device)
+    device = x[0].mass.device
+    first = torch.cartesian_prod(*(torch.arange(len(levels[0].mass), device=device) for levels in (x, y)))
+    infinity = torch.tensor(math.inf, device=device)
     least = math.log2(threshold)
-    bounds = _bounds_on(root.device)
-    stack, kept = [(0, root, root)], [(root[:0].int(), root[:0].int(), root[:0].float())]
+    nothing = torch.zeros(0, dtype=torch.int32, device=device)
+    stack, kept = [(0, *first.T)], [(nothing, nothing, nothing.float())]
     while stack:
         depth, i, j = stack.pop()
         # the shallower tree waits at its tiles, which are their own children
         at_x, at_y = min(depth, len(x) - 1), min(depth, len(y) - 1)
-        exponent = bounds(x[at_x], y[at_y], i, j, k)
+        exponent = largest_exponents(x[at_x], y[at_y], i, j, k)
         near = exponent > least
         far = ~near
         most = exponent[far].exp2()
@@ -57,15 +64,9 @@ def walk(x: list[Level], y: list[Level], k: float, *, threshold: float, chunk: i
             i, j = _children(x[at_x], y[at_y], i, j)
             stack += [(depth + 1, *part) for part in zip(i.split(chunk), j.split(chunk), strict=True)][::-1]
     rows, cols, exponents = (torch.cat(parts) for parts in zip(*kept, strict=True))
-    return TilePairs(rows, cols, exponents, _of_tiles(row_skipped, x), _of_tiles(col_skipped, y))
-
-
-def _bounds_on(device: torch.device) -> Callable[[Level, Level, Tensor, Tensor, float], Tensor]:
-    if device.type != "cuda":
-        return largest_exponents
-    from . import triton_bounds  # Triton need not be there on machines without a GPU
-
-    return triton_bounds.largest_exponents
+    order = (rows.long() * len(y[-1].mass) + cols).sort().indices
+    bounds = of_tiles(row_skipped, x), of_tiles(col_skipped, y)
+    return TilePairs(rows[order], cols[order], exponents[order], *bounds)
 
 
 def _children(x: Level, y: Level, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,9 +77,9 @@ def _children(x: Level, y: Level, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]
     return rows.expand_as(real)[real], cols.expand_as(real)[real]
 
 
-def _of_tiles(skipped: list[Tensor], levels: list[Level]) -> Tensor:
+def of_tiles(skipped: list[Tensor], levels: list[Level]) -> Tensor:
     """What was skipped at each node, summed over the ancestors of each tile."""
     total = skipped[0]
     for parent, own in zip(levels[:-1], skipped[1:], strict=True):
-        total = total.repeat_interleave(parent.children.diff()) + own
+        total = torch.repeat_interleave(total, parent.children.diff(), output_size=len(own)) + own
     return total
