@@ -14,6 +14,7 @@ import torch
 from fsbench.api import Clouds
 from fsbench.metrics import score
 from solvers.flash_sinkhorn2 import solver
+from solvers.flash_sinkhorn2.cascade import cascade, levels
 from solvers.flash_sinkhorn2.solver import solve
 
 ROUNDING = 1e-5
@@ -108,6 +109,18 @@ class TestFamilies:
         often, _ = judged(x, y, a, b, eps=eps, tol=1e-3, lasting=False)
         assert found.converged and residual <= 1e-3 + ROUNDING
         assert found.n_screens < often.n_screens
+
+    @pytest.mark.parametrize("name", ["square", "uneven weights"])
+    def test_coarser_levels_over_all_their_pairs(self, name, monkeypatch):
+        """As on a GPU; their potentials are no worse a start."""
+        x, y, a, b, eps = FAMILIES[name]
+        monkeypatch.setattr(levels, "DEPTHS_A_LEVEL", 1)  # so that there are two
+        chosen, _ = judged(x, y, a, b, eps=eps / 4, tol=1e-2, tile=4)
+        monkeypatch.setattr(cascade, "EVERY_TILE_PAIR", {"cpu": 2**20})
+        found, residual = judged(x, y, a, b, eps=eps / 4, tol=1e-2, tile=4)
+        assert len(found.seconds) == 4  # sorting, all pairs annealed, all pairs, the points
+        assert found.converged and residual <= 1e-2 + ROUNDING
+        assert found.n_passes > chosen.n_passes and found.n_iterations <= chosen.n_iterations + 2
 
     def test_a_tight_tolerance_in_float64(self):
         x, y, a, b, eps = FAMILIES["square"]

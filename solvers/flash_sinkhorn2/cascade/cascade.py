@@ -11,10 +11,13 @@ from ..iterate import Options, Outcome, ScreenedPasses, iterate
 from ..screen import every_pair
 from .anneal import annealed
 from .guard import better_start
-from .levels import levels
+from .levels import Level, levels
 from .lift import lifted
 
 COARSE_TOLERANCE, MOST_COARSE_PASSES = 1e-2, 100
+# of a coarser level all of whose pairs are taken, by device: a GPU is through with them sooner than with choosing
+EVERY_TILE_PAIR = {"cuda": 2**20}
+LIFT_BUDGET = 1e-3  # of the mask that such a level then hands on
 FIRST_BUDGET = 1e-2  # of the first mask of a level: sums are one only roughly
 FIRST_LASTING_SHARE = 1e-3  # of the tolerance: masks that are to last
 
@@ -61,9 +64,15 @@ def solve_levels(
             k = cost_scale * math.log2(math.e) / level.eps
             if is_last:
                 u, v = better_start(x, y, u, v, k)
-            passes = ScreenedPasses(level.x.cloud, level.y.cloud, k, thins=options.thinning and not options.lasting)
-            passes.refresh(u, v, FIRST_LASTING_SHARE * goal if options.lasting else FIRST_BUDGET)
-            outcome = iterate(passes, u, v, tol=goal, options=limits)
+            if not is_last and _is_small(level):
+                mask = every_pair(level.x.cloud, level.y.cloud)
+                passes = ScreenedPasses(level.x.cloud, level.y.cloud, k, mask=mask, thins=False)
+                outcome = iterate(passes, u, v, tol=goal, options=limits)
+                passes.refresh(outcome.u, outcome.v, LIFT_BUDGET)
+            else:
+                passes = ScreenedPasses(level.x.cloud, level.y.cloud, k, thins=options.thinning and not options.lasting)
+                passes.refresh(u, v, FIRST_LASTING_SHARE * goal if options.lasting else FIRST_BUDGET)
+                outcome = iterate(passes, u, v, tol=goal, options=limits)
         above = level
         if not is_last:
             coarse_pairs += passes.pairs_done
@@ -71,3 +80,8 @@ def solve_levels(
         started = time.perf_counter()
     assert outcome is not None and passes is not None
     return Cascade(outcome, passes, annealing, coarse_pairs, seconds)
+
+
+def _is_small(level: Level) -> bool:
+    x, y = level.x.cloud, level.y.cloud
+    return x.tree.tiles * y.tree.tiles <= EVERY_TILE_PAIR.get(x.mass.device.type, 0)
