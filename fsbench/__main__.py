@@ -132,7 +132,9 @@ def report(arguments: Sequence[str]) -> int:
 
 
 def list_all(arguments: Sequence[str]) -> int:
-    """Solvers, problems and experiments, one line each."""
+    """Solvers, problems with their settings, and experiments."""
+    from fsbench.plan import settings_of
+
     options = _parser("list").parse_args(arguments)
     console = make_console()
     for group, key in (("solver", "label"), ("problem", "label"), ("experiment", "question")):
@@ -142,6 +144,10 @@ def list_all(arguments: Sequence[str]) -> int:
         for name, path in sorted(found.items()):
             raw = compose.load_yaml(path)
             console.print(Text(f"  {name:<{width}}  {raw.get(key) or raw.get('_target_', '')}"), soft_wrap=True)
+            own = settings_of(compose.load_problem(name, options.config_dir)) if group == "problem" else {}
+            for setting, (value, words) in own.items():
+                line = f"  {'':<{width}}    problem_params.{name}.{setting}={value}: {words}"
+                console.print(Text(line, style="dim"), soft_wrap=True)
     return 0
 
 

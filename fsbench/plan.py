@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 import re
@@ -14,6 +15,7 @@ from fsbench import compose
 from fsbench.api import Budget, Cell, FixedIterations, Task, Timing, ToResidual, budget_from_dict
 from fsbench.compose import ConfigError
 from fsbench.env import has_gpu
+from fsbench.problems.parameters import check, settings
 
 _DTYPES = ("float32", "float64")
 _DEVICES = ("auto", "cuda", "cpu")
@@ -51,16 +53,26 @@ class _Eps:
 
     @classmethod
     def read(cls, name: str, value: Any) -> _Eps:
-        if not (isinstance(value, str) and "spacing" in value):
-            return cls(False, _positive(name, value))
-        multiple = re.fullmatch(r"(\S+) *spacing\*\*2", value.strip())
-        if multiple is None:
-            raise ConfigError(f"{name} must be a number or a multiple like '16 spacing**2', got '{value}'")
-        return cls(True, _positive(name, multiple[1]))
+        words = re.fullmatch(r"(.+?)( *\*? *spacing\*\*2)?", str(value).strip())
+        try:
+            number = math.nan if words is None or isinstance(value, bool) else float(words[1])
+        except ValueError:
+            number = math.nan
+        if not 0 < number < math.inf:
+            raise ConfigError(
+                f"{name} must be a positive number or a positive multiple like '16 spacing**2', got '{value}'"
+            )
+        assert words is not None
+        return cls(words[2] is not None, number)
 
     def at(self, n: int, d: int) -> float:
         """In units of |x - y|^2; spacing: n^(-1/d). Six digits, which every machine's power function agrees on."""
-        return float(f"{self.number * n ** (-2 / d):.6g}") if self.in_spacings else self.number
+        if not self.in_spacings:
+            return self.number
+        eps = float(f"{self.number * n ** (-2 / d):.6g}")
+        if not 0 < eps < math.inf:
+            raise ConfigError(f"eps = '{self.number:g} spacing**2' is {eps:g} at n={n}, d={d}: choose another multiple")
+        return eps
 
 
 def make_plan(overrides: Iterable[str], config_dirs: Iterable[Path] = (), *, gpu: bool | None = None) -> Plan:
@@ -104,6 +116,8 @@ def _expand(config: dict[str, Any], config_dirs: list[Path], device: str, timeou
     problems = [compose.load_problem(name, config_dirs) for name in axes["problem"]]
     solver_params = _extra_params("solver", config["solver_params"], axes["solver"])
     problem_params = _extra_params("problem", config["problem_params"], axes["problem"])
+    for each in problems:
+        _check_params(each, problem_params.get(each.name, {}))
     timing = _timing(config["timing"])
     budgets = _budgets(config["budget"])
     cost_scale = _positive("cost_scale", config["cost_scale"])
@@ -226,6 +240,37 @@ def _extra_params(kind: str, raw: Any, used: list[str]) -> dict[str, dict[str, A
         if not isinstance(params, dict):
             raise ConfigError(f"{kind}_params.{name} must be {kind}_params.{name}.KEY=VALUE")
     return raw or {}
+
+
+def settings_of(problem: compose.ProblemConf) -> dict[str, tuple[Any, str]]:
+    """Value and range, in words, of each setting of one of fsbench's own families; of others nothing is known."""
+    family = _own_family(problem)
+    if family is None:
+        return {}
+    return {name: (problem.params.get(name, value), words) for name, (value, words) in settings(family).items()}
+
+
+def _check_params(problem: compose.ProblemConf, extra: dict[str, Any]) -> None:
+    """ConfigError unless the family, if it is fsbench's own, takes these settings."""
+    family = _own_family(problem)
+    if family is None:
+        return
+    try:
+        check(family, problem.params | extra)
+    except ValueError as error:
+        raise ConfigError(f"problem_params.{problem.name}: {error}") from error
+
+
+def _own_family(problem: compose.ProblemConf) -> Callable[..., Any] | None:
+    """fsbench's own families say what they take, and import no GPU framework until they are called."""
+    module, _, name = problem.target.rpartition(".")
+    if not module.startswith("fsbench.problems."):
+        return None
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"_target_ in problem/{problem.name}.yaml: {error}") from error
+    return found
 
 
 def _number(name: str, value: Any) -> float:

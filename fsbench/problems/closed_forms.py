@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 
 from fsbench.api import Clouds
+from fsbench.problems.parameters import Within, checked
 from fsbench.problems.sampling import uneven_weights
 
 
@@ -32,16 +35,25 @@ def two_points(*, n: int, m: int, d: int, eps: float, seed: int) -> Clouds:
     return Clouds(x, x.copy(), half, half.copy(), float(-eps * (np.log1p(np.exp(-1 / eps)) - np.log(2))))
 
 
+@checked
 def disjoint_masses(
-    *, n: int, m: int, d: int, eps: float, seed: int, length: float = 10.0, p: float = 0.7, q: float = 0.2
+    *,
+    n: int,
+    m: int,
+    d: int,
+    eps: float,
+    seed: int,
+    length: Annotated[float, Within(1e-6, 1e6)] = 10.0,
+    p: Annotated[float, Within(1e-9, 1 - 1e-9)] = 0.7,
+    q: Annotated[float, Within(1e-9, 1 - 1e-9)] = 0.2,
 ) -> Clouds:
     """{0, length e_1} on both sides with masses (p, 1-p) and (q, 1-q), so far apart that P = [[q, p-q], [0, 1-p]].
 
     Plain iterations take a number of steps proportional to length^2 / eps to find it. ValueError unless n = m = 2 and
-    0 < q < p < 1, or if length^2 is under 20 eps, where the last entry of P is more than rounding.
+    q < p, or if length^2 is under 20 eps, where the last entry of P is more than rounding.
     """
-    if not 0 < q < p < 1:
-        raise ValueError(f"p and q must satisfy 0 < q < p < 1, got {p=}, {q=}")
+    if not q < p:
+        raise ValueError(f"p must be above q, got {p=}, {q=}")
     if length**2 < 20 * eps:
         raise ValueError(f"length must be at least sqrt(20 eps) = {np.sqrt(20 * eps):g}, got {length}")
     x = _segment("disjoint_masses", n, m, d, length)

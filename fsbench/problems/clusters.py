@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 
 from fsbench.api import Clouds
+from fsbench.problems.parameters import Within, checked
 from fsbench.problems.sampling import equal_weights
 
 
-def clusters(*, n: int, m: int, d: int, eps: float, seed: int, count: int = 32, std: float = 0.02) -> Clouds:
+@checked
+def clusters(
+    *,
+    n: int,
+    m: int,
+    d: int,
+    eps: float,
+    seed: int,
+    count: Annotated[int, Within(1, 10**6)] = 32,
+    std: Annotated[float, Within(1e-9, 1e3)] = 0.02,
+) -> Clouds:
     """`count` clusters a side, centres uniform in [0, 1]^d, points N(centre, std^2 I_d), equal weights.
 
-    ValueError if count is below one or std is not positive.
+    ValueError if a setting is out of its range.
     """
-    if count < 1:
-        raise ValueError(f"count must be at least 1, got {count}")
-    if not std > 0:
-        raise ValueError(f"std must be positive, got {std}")
     rng = np.random.default_rng(seed)
     x, y = (_points(rng, size, d, count, std) for size in (n, m))
     return Clouds(x, y, equal_weights(n), equal_weights(m))

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 
 from fsbench.api import Clouds
+from fsbench.problems.parameters import Within, checked
 
 _REACH = 8.0  # standard deviations a grid spans to each side: a tail of 1e-15
 
 
-def gaussian_1d(*, n: int, m: int, d: int, eps: float, seed: int, mean: float = 1.0, std: float = 2.0) -> Clouds:
+@checked
+def gaussian_1d(
+    *,
+    n: int,
+    m: int,
+    d: int,
+    eps: float,
+    seed: int,
+    mean: Annotated[float, Within(-1e6, 1e6)] = 1.0,
+    std: Annotated[float, Within(1e-6, 1e6)] = 2.0,
+) -> Clouds:
     """N(0, 1) on n nodes onto N(mean, std^2) on m nodes, each over 8 standard deviations a side.
 
     optimal_value holds where both grids resolve the plan (spacing below its width), else None. The seed plays
     no part. Source: Janati et al., Entropic optimal transport between unbalanced Gaussian measures has a closed form,
-    2020. ValueError if d is not 1, a side has fewer than two nodes, or std is not positive.
+    2020. ValueError if d is not 1, a side has fewer than two nodes, or a setting is
+    out of its range.
     """
     if d != 1:
         raise ValueError(f"d must be 1 for gaussian_1d, got {d}")
     if n < 2 or m < 2:
         raise ValueError(f"n and m must be at least 2 for a grid, got n={n}, m={m}")
-    if not std > 0:
-        raise ValueError(f"std must be positive, got {std}")
     nodes_x, nodes_y = np.linspace(-_REACH, _REACH, n), np.linspace(-_REACH, _REACH, m)
     a, b = (np.exp(-(z**2) / 2) for z in (nodes_x, nodes_y))
     value = gaussian_value(mean=mean, std_x=1.0, std_y=std, eps=eps)

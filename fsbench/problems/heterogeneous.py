@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 
 from fsbench.api import Clouds
+from fsbench.problems.parameters import Within, checked
 from fsbench.problems.sampling import equal_weights
 
 
-def heterogeneous(*, n: int, m: int, d: int, eps: float, seed: int, mass: float = 0.5, volume: float = 0.01) -> Clouds:
+@checked
+def heterogeneous(
+    *,
+    n: int,
+    m: int,
+    d: int,
+    eps: float,
+    seed: int,
+    mass: Annotated[float, Within(1e-6, 1 - 1e-6)] = 0.5,
+    volume: Annotated[float, Within(1e-9, 0.99)] = 0.01,
+) -> Clouds:
     """x: a share `mass` of the points uniform in a small cube of that `volume`, the others uniform in the rest of
     [0, 1]^d; y uniform in [0, 1]^d; equal weights.
 
-    The small cube lies at a place that the seed picks. ValueError unless mass and volume are strictly between 0 and 1.
+    The small cube lies at a place that the seed picks. ValueError if a setting is out of its range.
     """
-    for name, value in (("mass", mass), ("volume", volume)):
-        if not 0 < value < 1:
-            raise ValueError(f"{name} must be strictly between 0 and 1, got {value}")
     rng = np.random.default_rng(seed)
     side = volume ** (1 / d)
     corner = rng.random(d) * (1 - side)

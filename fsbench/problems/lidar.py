@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 
 from fsbench.api import Clouds
+from fsbench.problems.parameters import Within, checked
 from fsbench.problems.sampling import directions, equal_weights
 
 POSES = np.array([[0.25, 0.3, 0.35], [0.7, 0.6, 0.45]])  # of the scanner of x and of y, in room sides
 
 
+@checked
 def lidar(
-    *, n: int, m: int, d: int, eps: float, seed: int, balls: int = 8, radius: float = 0.08, noise: float = 0.002
+    *,
+    n: int,
+    m: int,
+    d: int,
+    eps: float,
+    seed: int,
+    balls: Annotated[int, Within(0, 1000)] = 8,
+    radius: Annotated[float, Within(1e-3, 0.15)] = 0.08,
+    noise: Annotated[float, Within(0, 0.1)] = 0.002,
 ) -> Clouds:
     """Rays uniform in solid angle from either pose, each ending on the first surface of the same room, [0, 1]^3.
 
     The room holds `balls` balls of that radius, which the seed places clear of both poses. Points per area go as
     cos(incidence) / distance^2. noise: of the distances, Gaussian, in room sides. Equal weights.
-    ValueError if d is not 3, balls or noise is negative, or radius is not between 0 and 0.15.
+    ValueError if d is not 3 or a setting is out of its range.
     """
     if d != 3:
         raise ValueError(f"d must be 3 for lidar, got {d}")
-    if balls < 0 or noise < 0:
-        raise ValueError(f"balls and noise must not be negative, got {balls=}, {noise=}")
-    if not 0 < radius <= 0.15:
-        raise ValueError(f"radius must be above 0 and at most 0.15 of the room, got {radius}")
     rng = np.random.default_rng(seed)
     centres = _clear_centres(rng, balls, radius)
     x, y = (_scan(rng, size, pose, centres, radius, noise) for size, pose in zip((n, m), POSES, strict=True))

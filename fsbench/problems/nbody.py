@@ -7,21 +7,23 @@ amplifies, moves single particles of z = 0.
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 
 from fsbench.api import Clouds
+from fsbench.problems.parameters import Within, checked
 from fsbench.problems.sampling import equal_weights
 
 if TYPE_CHECKING:
     import torch
 
 SPACING = 1000 / 512  # Mpc/h between particles: 512^3 of them in a box of 1 Gpc/h
+_SPACINGS = Within(1e-2, 1e3)  # Mpc/h, where the linear power spectrum says something
 _A_EARLY = 1 / 50  # z = 49
 
 
+@checked
 def nbody(
     *,
     n: int,
@@ -29,21 +31,17 @@ def nbody(
     d: int,
     eps: float,
     seed: int,
-    pair: str = "evolution",
-    spacing: float = SPACING,
-    steps: int = 20,
+    pair: Literal["evolution", "realisations"] = "evolution",
+    spacing: Annotated[float, _SPACINGS] = SPACING,
+    steps: Annotated[int, Within(1, 1000)] = 20,
 ) -> Clouds:
     """Particles today onto those of z = 49 (pair="evolution") or onto today's of another universe ("realisations").
 
     A particle mesh in float64, on the GPU where there is one, of the smallest even cube of particles that holds n and
     m, `spacing` Mpc/h apart; n of these are drawn at random, and m. steps: of the mesh, from a = 0.05 to today.
-    Equal weights. ValueError if d is not 3, pair is neither, spacing is not positive or steps below one.
+    Equal weights. ValueError if d is not 3 or a setting is out of its range.
     """
-    _check(d, spacing)
-    if pair not in ("evolution", "realisations"):
-        raise ValueError(f"pair must be evolution or realisations, got {pair!r}")
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")
+    _check(d)
     from fsbench.problems import particle_mesh  # here: it brings torch
 
     cells = _cells(max(n, m))
@@ -61,15 +59,23 @@ def nbody(
     return Clouds(x, y, equal_weights(n), equal_weights(m))
 
 
+@checked
 def zeldovich(
-    *, n: int, m: int, d: int, eps: float, seed: int, spacing: float = SPACING, smoothing: float = 6.0
+    *,
+    n: int,
+    m: int,
+    d: int,
+    eps: float,
+    seed: int,
+    spacing: Annotated[float, _SPACINGS] = SPACING,
+    smoothing: Annotated[float, Within(0, 100)] = 6.0,
 ) -> Clouds:
     """A lattice onto its displaced copy before any shell crosses: the displacement is the optimal map.
 
     The linear displacement of a density smoothed by a Gaussian of `smoothing` Mpc/h, grown until no eigenvalue of its
     derivative passes 0.9, so that W_2^2 of |x - y|^2 is `zeldovich_cost`. Displaced points are not wrapped into the
     box, and OT_eps has no closed form. Equal weights. ValueError if m is not n, n is no cube of an even number, d is
-    not 3, spacing is not positive or smoothing is negative.
+    not 3, smoothing is more than the box or a setting is out of its range.
     """
     lattice, displaced = _zeldovich_map(n, m, d, seed, spacing, smoothing)
     rng = np.random.default_rng((seed, 2))
@@ -86,12 +92,12 @@ def _zeldovich_map(
     n: int, m: int, d: int, seed: int, spacing: float, smoothing: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Lattice and displaced points [n, 3] in units of the box side, in the lattice's order."""
-    _check(d, spacing)
+    _check(d)
     cells = _cells(n)
     if cells**3 != n or m != n:
         raise ValueError(f"n and m must be the same cube of an even number for zeldovich, got n={n}, m={m}")
-    if not smoothing >= 0:
-        raise ValueError(f"smoothing must not be negative, got {smoothing}")
+    if not smoothing <= cells * spacing:
+        raise ValueError(f"smoothing must be at most the box, {cells * spacing:g} Mpc/h, got {smoothing:g}")
     from fsbench.problems import particle_mesh
 
     density = _density(cells, spacing, (seed, 0), smoothing=smoothing)
@@ -102,11 +108,9 @@ def _zeldovich_map(
     return lattice / (cells * spacing), displaced / (cells * spacing)
 
 
-def _check(d: int, spacing: float) -> None:
+def _check(d: int) -> None:
     if d != 3:
         raise ValueError(f"d must be 3 for particles in space, got {d}")
-    if not 0 < spacing < math.inf:
-        raise ValueError(f"spacing must be positive, got {spacing}")
 
 
 def _cells(points: int) -> int:

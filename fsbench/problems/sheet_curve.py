@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 
 from fsbench.api import Clouds
+from fsbench.problems.parameters import Within, checked
 from fsbench.problems.sampling import equal_weights
 
 
+@checked
 def sheet_curve(
     *,
     n: int,
@@ -15,21 +19,18 @@ def sheet_curve(
     d: int,
     eps: float,
     seed: int,
-    thickness: float = 0.01,
-    radius: float = 0.35,
-    turns: float = 3.0,
-    tube: float = 0.02,
+    thickness: Annotated[float, Within(0, 1)] = 0.01,
+    radius: Annotated[float, Within(0, 1e3)] = 0.35,
+    turns: Annotated[float, Within(0, 1e3)] = 3.0,
+    tube: Annotated[float, Within(0, 1)] = 0.02,
 ) -> Clouds:
     """x: the unit square at height 1/2 with N(0, thickness^2) across; y: a helix of so many turns about the cube's
     vertical axis, uniform in arc length, with N(0, tube^2 I_3) around it. Equal weights.
 
-    Lengths in units of the cube's side. ValueError if d is not 3, or a length or turns is negative.
+    Lengths in units of the cube's side. ValueError if d is not 3 or a setting is out of its range.
     """
     if d != 3:
         raise ValueError(f"d must be 3 for sheet_curve, got {d}")
-    for name, value in (("thickness", thickness), ("radius", radius), ("turns", turns), ("tube", tube)):
-        if not value >= 0:
-            raise ValueError(f"{name} must not be negative, got {value}")
     rng = np.random.default_rng(seed)
     x = np.column_stack([rng.random((n, 2)), 0.5 + thickness * rng.standard_normal(n)])
     height = rng.random(m)

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 
 from fsbench.api import Clouds
+from fsbench.problems.parameters import Within, checked
 from fsbench.problems.sampling import directions, equal_weights
 
 
+@checked
 def shell_torus(
-    *, n: int, m: int, d: int, eps: float, seed: int, noise: float = 0.02, radius: float = 0.35, tube: float = 0.12
+    *,
+    n: int,
+    m: int,
+    d: int,
+    eps: float,
+    seed: int,
+    noise: Annotated[float, Within(0, 1)] = 0.02,
+    radius: Annotated[float, Within(1e-3, 1e3)] = 0.35,
+    tube: Annotated[float, Within(1e-3, 1e3)] = 0.12,
 ) -> Clouds:
     """x on a sphere of radius 0.35 with relative radial noise; y uniform in a solid torus around the same centre.
 
-    Equal weights. ValueError if d is not 3, noise is negative, or not 0 < tube <= radius.
+    Equal weights. ValueError if d is not 3, tube is more than radius, or a setting is out of its range.
     """
     if d != 3:
         raise ValueError(f"d must be 3 for shell_torus, got {d}")
-    if noise < 0 or not 0 < tube <= radius:
-        raise ValueError(f"noise must be >= 0 and 0 < tube <= radius, got {noise=}, {tube=}, {radius=}")
+    if tube > radius:
+        raise ValueError(f"tube must be at most radius, {radius}, got {tube}")
     rng = np.random.default_rng(seed)
     x = 0.5 + radius * (1 + noise * rng.standard_normal((n, 1))) * directions(rng, n, 3)
     return Clouds(x, 0.5 + _solid_torus(rng, m, radius, tube), equal_weights(n), equal_weights(m))

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 
 from fsbench.api import Clouds
+from fsbench.problems.parameters import Within, checked
 from fsbench.problems.sampling import uneven_weights
 
 
-def translated(*, n: int, m: int, d: int, eps: float, seed: int, shift: float = 1.0) -> Clouds:
+@checked
+def translated(
+    *, n: int, m: int, d: int, eps: float, seed: int, shift: Annotated[float, Within(-1e6, 1e6)] = 1.0
+) -> Clouds:
     """x ~ N(0, I_d), y = x + t with |t| = shift along the diagonal, the same uneven weights on both sides.
 
-    OT_eps itself has no closed form here, only OT_eps(x, y) - OT_eps(x, x) = |t|^2. ValueError if m is not n.
+    OT_eps itself has no closed form here, only OT_eps(x, y) - OT_eps(x, x) = |t|^2. ValueError if m is not n or
+    shift is out of its range.
     """
     if m != n:
         raise ValueError(f"m must equal n for translated (a copy has as many points), got n={n}, m={m}")

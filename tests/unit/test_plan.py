@@ -152,7 +152,7 @@ def test_settings_of_one_solver_from_the_command_line(plan):
     for override in ("solver_params.toy.width=64", "+solver_params.toy.width=64"):
         cells = plan(override, "n=10", "d=3").cells
         assert [cell.solver_params for cell in cells] == [{"speed": 1, "width": 64}, {"speed": 2}]
-    assert plan("problem_params.gaussian.shift=2.0").cells[0].problem_params["shift"] == 2.0
+    assert plan("problem_params.gaussian.unit_distance=true").cells[0].problem_params == {"unit_distance": True}
 
 
 def test_two_names_for_one_measurement_are_refused(plan):
@@ -176,7 +176,8 @@ def test_cell_id_ignores_labels_and_deadlines_and_nothing_else(plan):
     base = plan("n=10", "d=3").cells[0]
     assert plan("n=10", "d=3", "timeout_s=5").cells[0].cell_id == base.cell_id
     changes = ("seed=1", "eps=0.2", "d=4", "dtype=float64", "cost_scale=0.5", "budget.iterations=3", "timing=quick",
-               "solver_params.toy.speed=9", "problem_params.gaussian.z=1", "m=11", "device=cpu")  # fmt: skip
+               "solver_params.toy.speed=9", "problem_params.gaussian.unit_distance=true", "m=11",
+               "device=cpu")  # fmt: skip
     ids = {plan("n=10", "d=3", change).cells[0].cell_id for change in changes}
     assert len(ids | {base.cell_id}) == len(changes) + 1
 
@@ -246,17 +247,28 @@ def test_a_divergence_is_of_fixed_iterations(plan):
         ("timing.round=1", "did you mean 'rounds'?"),
         ("budget.iteration=1", "did you mean 'iterations'?"),
         ("solver_params.toyy.a=1", "did you mean 'toy'?"),
+        ("problem_params.gausian.a=1", "no such problem in this plan; did you mean 'gaussian'?"),
+        ("problem_params.lidar.noise=0", "problem_params.lidar: no such problem in this plan"),
+        ("problem_params.gaussian.unit_distanc=true", "did you mean 'unit_distance'?"),
+        ("problem_params.gaussian.unit_distance=1", "unit_distance must be true or false, got 1"),
+        ("problem_params={gaussian: 3}", "must be problem_params.gaussian.KEY=VALUE"),
         ("device=gpu", "device must be one of auto, cuda, cpu"),
         ("task=backward", "task must be one of forward, forward_backward, hvp, divergence"),
         ("task=hvp", "task=hvp needs a budget of kind to_residual"),
         ("dtype=float16", "dtype must be one of float32, float64"),
-        ("eps=abc", "eps must be a number, got 'abc'"),
-        ("eps=0", "eps must be positive"),
-        ("eps=-0.1", "eps must be positive"),
-        ("eps=inf", "eps must be a number"),
-        ("eps=4 spacings", "eps must be a number or a multiple like '16 spacing**2', got '4 spacings'"),
-        ("eps=-1 spacing**2", "eps must be positive"),
-        ("eps=a spacing**2", "eps must be a number, got 'a'"),
+        ("eps=abc", "eps must be a positive number or a positive multiple like '16 spacing**2', got 'abc'"),
+        ("eps=0", "eps must be a positive number"),
+        ("eps=-0.1", "eps must be a positive number"),
+        ("eps=inf", "eps must be a positive number"),
+        ("eps=true", "eps must be a positive number"),
+        ("eps=4 spacings", "a positive multiple like '16 spacing**2', got '4 spacings'"),
+        ("eps=spacing**2", "a positive multiple like '16 spacing**2', got 'spacing**2'"),
+        ("eps='2 spacing**3'", "a positive multiple like '16 spacing**2', got '2 spacing**3'"),
+        ("eps='2 spacing**2 + 1'", "a positive multiple like '16 spacing**2', got '2 spacing**2 + 1'"),
+        ("eps='nan spacing**2'", "a positive multiple like '16 spacing**2', got 'nan spacing**2'"),
+        ("eps='1e-323 spacing**2'", "is 0 at n=100, d=3: choose another multiple"),
+        ("eps=-1 spacing**2", "eps must be a positive number"),
+        ("eps=a spacing**2", "got 'a spacing**2'"),
         ("eps=[]", "eps is empty"),
         ("n=0", "n must be a whole number of at least 1"),
         ("n=10.5", "n must be a whole number"),
@@ -281,6 +293,25 @@ def test_a_divergence_is_of_fixed_iterations(plan):
 def test_mistakes_are_one_line(plan, override, needle):
     with pytest.raises(ConfigError) as error:
         plan(override)
+    assert needle in line_of(error)
+
+
+@pytest.mark.parametrize(
+    ("problem", "setting", "needle"),
+    [
+        ("nbody", "steps=1.5", "problem_params.nbody: steps must be a whole number from 1 to 1000, got 1.5"),
+        ("nbody", "pair=both", "pair must be evolution or realisations, got 'both'"),
+        ("lidar", "noise=.inf", "noise must be a number from 0 to 0.1, got '.inf'"),
+        ("lidar", "noise=inf", "noise must be a number from 0 to 0.1, got inf"),
+        ("heterogeneous", "volume=0.9999999", "volume must be a number from 1e-09 to 0.99"),
+        ("zeldovich", "smoothing=1e5", "smoothing must be a number from 0 to 100, got 100000.0"),
+        ("zeldovich", "smoothings=1", "did you mean 'smoothing'?"),
+        ("clusters", "count=two", "count must be a whole number from 1 to 1000000, got 'two'"),
+    ],
+)
+def test_settings_of_a_problem_are_checked_before_any_cell(plan, problem, setting, needle):
+    with pytest.raises(ConfigError) as error:
+        plan(f"problem={problem}", f"problem_params.{problem}.{setting}")
     assert needle in line_of(error)
 
 
