@@ -88,9 +88,10 @@ class ScreenedPasses:
     def bounds(self, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """[tiles] float64 each, of what any row or column leaves out at u, v: the mask's, for sums grow by
         2^(increase of u + increase of v) at most, the tile's own and the largest opposite it. 0 without weight."""
-        if self._at is None:
-            return self.mask.row_bound, self.mask.col_bound
-        rise_u, rise_v = self._rises(u, v, self._at)
+        return self._grown(self._rises(u, v, self._at)) if self._at else (self.mask.row_bound, self.mask.col_bound)
+
+    def _grown(self, rises: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        rise_u, rise_v = rises
         rows = self.mask.row_bound * (rise_u + rise_v.amax()).exp2()
         cols = self.mask.col_bound * (rise_v + rise_u.amax()).exp2()
         return torch.where(self.x.mass > 0, rows, 0.0), torch.where(self.y.mass > 0, cols, 0.0)
@@ -101,13 +102,13 @@ class ScreenedPasses:
         rows hold times what columns hold, each grown by its own increase squared. Rows that met no tile may miss their
         mass, and then others have it too much."""
         x, y = self.x, self.y
-        rows, cols = self.bounds(u, v)
+        rises = self._rises(u, v, self._at) if self._at else None
+        rows, cols = self._grown(rises) if rises else (self.mask.row_bound, self.mask.col_bound)
         bounds = [(x.mass * rows).sum(), (y.mass * cols).sum()]
-        if self._at is not None:
-            rise_u, rise_v = self._rises(u, v, self._at)
+        if rises:
             held = [
                 torch.where(side.mass > 0, side.mass * bound * (2 * rise).exp2(), 0.0).sum()
-                for side, bound, rise in ((x, self.mask.row_bound, rise_u), (y, self.mask.col_bound, rise_v))
+                for side, bound, rise in ((x, self.mask.row_bound, rises[0]), (y, self.mask.col_bound, rises[1]))
             ]
             bounds.append((held[0] * held[1]).sqrt())
         return torch.stack(bounds).nan_to_num(torch.inf, torch.inf).amin() + 2 * self._lost_mass
@@ -115,20 +116,20 @@ class ScreenedPasses:
     def row_pass(self, u: Tensor, v: Tensor, *, robust: bool, partial: bool) -> Pass:
         if len(self._measured) == 2:
             self._thin()
-        mask = self.mask
+        mask, self._lost_mass = self.mask, 0.0
         partial = partial or self._budget is not None
-        found = self._pass(self.x, self.y, mask.row_starts, mask.cols, u, v, robust, partial)
+        found, out_of_range = self._pass(self.x, self.y, mask.row_starts, mask.cols, u, v, robust, partial)
         if self._budget is not None:
             self._measured = {True: (tile_maxima(self.x, mask.row_starts, found), u, v)}
-        return self._without_lost_rows(found, self.x, 0, u, v)
+        return self._without_lost_rows(found, self.x, 0, u, v) if out_of_range else found
 
     def column_pass(self, u: Tensor, v: Tensor, *, robust: bool, partial: bool) -> Pass:
         mask = self.mask
         partial = partial or self._budget is not None
-        found = self._pass(self.y, self.x, mask.col_starts, mask.rows, v, u, robust, partial)
+        found, out_of_range = self._pass(self.y, self.x, mask.col_starts, mask.rows, v, u, robust, partial)
         if self._measured:
             self._measured[False] = tile_maxima(self.y, mask.col_starts, found), u, v
-        return self._without_lost_rows(found, self.y, 1, u, v)
+        return self._without_lost_rows(found, self.y, 1, u, v) if out_of_range else found
 
     def _without_lost_rows(self, found: Pass, rows: TiledCloud, side: int, u: Tensor, v: Tensor) -> Pass:
         """A row that meets no tile sums to its bound at most: with that it may rise, and soon meets some."""
@@ -151,12 +152,14 @@ class ScreenedPasses:
         v: Tensor,
         robust: bool,
         partial: bool,
-    ) -> Pass:
+    ) -> tuple[Pass, bool]:
+        """And whether sums of rows left the range of plain passes, or rows met no tile."""
         found = sweep(rows, cols, starts, lists, u, v, self.k, robust=robust, partial=partial)
         self.pairs_done += float(len(lists)) * rows.tree.tile**2
         flagged = ~(found.log2_sums.abs() <= LARGEST_PLAIN) & (rows.weight > 0)
-        if robust or not bool(flagged.any()):
-            return found
+        out_of_range = bool(flagged.any())
+        if robust or not out_of_range:
+            return found, out_of_range
         tile = rows.tree.tile
         tiles = flagged.view(-1, tile).any(1)
         counts = starts.diff()
@@ -170,7 +173,7 @@ class ScreenedPasses:
         )
         if found.partial is not None and redone.partial is not None:
             found.partial[entries] = redone.partial
-        return Pass(sums, found.partial, anchor)
+        return Pass(sums, found.partial, anchor), True
 
 
 def _tile_rise(cloud: TiledCloud, change: Tensor) -> Tensor:
