@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.metadata
 import json
@@ -91,7 +92,8 @@ def code_id(solver_target: str, problem_target: str) -> str:
 
 
 def _sources(target: str) -> list[Path]:
-    """Files of the module that holds `target`; for solvers/<package>/ the whole package and what solvers share."""
+    """Files of the module that holds `target`; for solvers/<package>/ the whole package, those that its modules import
+    when they are imported, and what solvers share."""
     parts = target.split(".")[:-1]
     for base in (Path(entry).resolve() for entry in (os.getcwd(), *sys.path, str(ROOT))):
         module = base.joinpath(*parts)
@@ -103,8 +105,30 @@ def _sources(target: str) -> list[Path]:
         shared = _python_files(base / "solvers" / "common")
         if parts[1] == "adapters":
             return [file, *shared, *(base / "solvers" / "adapters").glob("_[!_]*.py")]
-        return [*_python_files(base / "solvers" / parts[1]), *shared]
+        packages, queue = dict.fromkeys(["common"]), [parts[1]]
+        while queue:
+            package = queue.pop()
+            if package not in packages:
+                packages[package] = None
+                queue += _imported_solvers(_python_files(base / "solvers" / package))
+        return [file for package in packages for file in _python_files(base / "solvers" / package)]
     return []
+
+
+def _imported_solvers(files: list[Path]) -> set[str]:
+    """Packages of solvers/ that these modules import at their top level: what they import later, they hand over to."""
+    found: set[str] = set()
+    for file in files:
+        try:
+            statements = ast.parse(file.read_bytes()).body
+        except SyntaxError:  # its cells end in an import error
+            continue
+        for statement in statements:
+            names = [alias.name for alias in statement.names] if isinstance(statement, ast.Import) else []
+            if isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
+                names = [f"{statement.module}.{alias.name}" for alias in statement.names]
+            found.update(name.split(".")[1] for name in names if name.startswith("solvers."))
+    return found
 
 
 def _python_files(path: Path) -> list[Path]:

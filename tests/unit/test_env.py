@@ -65,6 +65,35 @@ def test_code_id_follows_solver_shared_and_measuring_code_only(checkout, file, p
     assert changed(checkout, file, "solvers.adapters.one.One") is adapter
 
 
+@pytest.mark.parametrize(
+    ("line", "follows"),
+    [
+        ("from solvers.base.inputs.checks import whole", True),
+        ("from solvers.base import inputs", True),
+        ("from solvers import base", True),
+        ("import solvers.base.inputs", True),
+        ("def later():\n    import solvers.base.inputs", False),  # handed over to, if ever
+        ("from base import inputs", False),
+        ("import solvers.base.inputs (", False),  # no Python: its cells say so
+    ],
+)
+def test_code_id_follows_what_a_solver_imports_of_others(checkout, line, follows):
+    """Also over several packages, but not what merely imports the solver."""
+    for name, text in {
+        "base/inputs/checks.py": "from solvers.ground import floor",
+        "base/__init__.py": "",
+        "ground/floor.py": "",
+        "other/bench.py": "import solvers.fast.bench",
+    }.items():
+        path = checkout / "solvers" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (checkout / "solvers/fast/kernels.py").write_text(line)
+    assert changed(checkout, "solvers/ground/floor.py", "solvers.fast.bench.Fast") is follows
+    assert changed(checkout, "solvers/base/__init__.py", "solvers.fast.bench.Fast") is follows
+    assert not changed(checkout, "solvers/other/bench.py", "solvers.fast.bench.Fast")
+
+
 def test_code_id_of_a_users_own_file_and_of_no_file(checkout):
     (checkout / "toy.py").write_text("")
     assert changed(checkout, "toy.py", "toy.Toy")
