@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Protocol
@@ -118,8 +118,8 @@ class Solution:
     value, self_potentials: the Sinkhorn divergence as a scalar, and pairs (f [n], g [n]) and (f [m], g [m]) of each
     cloud's OT_eps with itself, if that is the task; f, g are then those of OT_eps(a, b), n_iterations of each of the
     three problems, n_passes of all together, each over its own pairs.
-    solved: points x [n, d], y [m, d] that a solver put in the place of those given, as by rounding, where it can tell.
-    The residual is judged on those given, and on these besides.
+    solved: points x [n, d], y [m, d] that a solver put in the place of those given, as by rounding, where it can tell;
+    or what makes them, called once no clock runs. The residual is judged on those given, and on these besides.
     stats: what else the solver counted, finite numbers by name, for reports that know these names.
     """
 
@@ -134,13 +134,14 @@ class Solution:
     h_x: Any = None
     value: Any = None
     self_potentials: tuple[tuple[Any, Any], tuple[Any, Any]] | None = None
-    solved: tuple[Any, Any] | None = None
+    solved: tuple[Any, Any] | Callable[[], tuple[Any, Any]] | None = None
     stats: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def outputs(self) -> tuple[Any, ...]:
         """All that the device may still be working on."""
-        return self.f, self.g, self.grad_x, self.grad_y, self.h_x, self.value, self.self_potentials, self.solved
+        made = None if callable(self.solved) else self.solved
+        return self.f, self.g, self.grad_x, self.grad_y, self.h_x, self.value, self.self_potentials, made
 
     def with_gradients(self, grad_x: Any, grad_y: Any, *, passes: float) -> Solution:
         """This solution with its gradients, which took so many more passes over all pairs."""

@@ -317,7 +317,8 @@ class Measurement:
         said = Solution(None, None, *counted, stats=solution.stats)
         solved = None
         if solution.solved is not None:
-            solved = self._backend.host(solution.solved[0]), self._backend.host(solution.solved[1])
+            x, y = solution.solved() if callable(solution.solved) else solution.solved
+            solved = self._backend.host(x), self._backend.host(y)
         return _Kept(f, g, gradients, h_x, divergence, solved, said)
 
     def _score(self, kept: _Kept, clouds: Clouds | None = None) -> Score:

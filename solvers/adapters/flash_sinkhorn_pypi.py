@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from functools import lru_cache
+from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from flash_sinkhorn import SamplesLoss
 from flash_sinkhorn.hvp import hvp_x_sqeuclid_from_potentials
+from flash_sinkhorn.samples_loss import _center_coords, _round_to_tf32  # what its dense backends are given
 
 from fsbench.api import (
     Budget,
@@ -122,6 +124,8 @@ class FlashSinkhornPypi:
         if threshold is not None:
             converged = not any("convergence to threshold" in str(warning.message) for warning in caught)
             solution = Solution(f, g, n_iterations=None, n_passes=None, converged=converged)
+        if self.allow_tf32:
+            solution = replace(solution, solved=partial(_rounded, problem))
         return solution if forward else solution.with_gradients(*gradients, passes=2)
 
     def hvp(self, problem: Problem, f: torch.Tensor, g: torch.Tensor, v: torch.Tensor, budget: ToResidual) -> Solution:
@@ -146,6 +150,13 @@ class FlashSinkhornPypi:
         first = info.cg_initial_residual
         trace = (TracePoint(info.cg_iters, None, info.cg_residual / first if first else 0.0),)
         return Solution(f, g, info.cg_iters, None, info.cg_converged, trace, h_x=scale * h_x)
+
+
+def _rounded(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both clouds as the loss centres and rounds them before it solves."""
+    with torch.no_grad():
+        x, y = _center_coords(problem.x, problem.y, problem.a, problem.b, batched=False)
+        return _round_to_tf32(x), _round_to_tf32(y)
 
 
 def _potentials(loss: SamplesLoss, problem: Problem) -> tuple[torch.Tensor, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,10 +21,12 @@ from fsbench.api import (
 )
 from solvers.common.scheme import Scheme
 
+from .inputs.checks import checked_inputs
 from .iteration.solver import Result, solve
 from .losses.transport import transport
 from .plan.hvp import HessianProduct, hvp
 from .plan.operators import gradient
+from .sweeps.tiles import Precision
 
 
 class FlashSinkhorn:
@@ -88,7 +91,15 @@ class FlashSinkhorn:
         )
         at_eps = [check for check in result.trace if check.eps == result.eps]  # the start looks at larger eps as well
         trace = tuple(TracePoint(check.iteration, check.seconds, check.residual) for check in at_eps)
-        solution = Solution(result.f, result.g, result.n_iterations, result.n_passes, result.converged, trace)
+        solution = Solution(
+            result.f,
+            result.g,
+            result.n_iterations,
+            result.n_passes,
+            result.converged,
+            trace,
+            solved=_solved(problem, result.precision),
+        )
         if spec.task is Task.FORWARD:
             return solution
         return solution.with_gradients(*self._gradient(problem, result), passes=2)
@@ -149,3 +160,18 @@ class FlashSinkhorn:
             cost_scale=spec.cost_scale,
             precision=self.options["precision"],
         )
+
+
+def _solved(problem: Problem, precision: Precision) -> Callable[[], tuple[torch.Tensor, torch.Tensor]] | None:
+    """Makes the points that sweeps of this precision stored in the place of those given; None where they round none."""
+    if problem.spec.device == "cpu" or precision is Precision.EXACT or precision.packs(problem.spec.d):
+        return None
+
+    def make() -> tuple[torch.Tensor, torch.Tensor]:
+        inputs = checked_inputs(
+            problem.x, problem.y, problem.a, problem.b, eps=problem.spec.eps, cost_scale=problem.spec.cost_scale
+        )
+        x = inputs.x if precision.splits_x else inputs.rounded(inputs.x)
+        return x, inputs.rounded(inputs.y)
+
+    return make

@@ -140,15 +140,17 @@ class Sinkhorn(Fake):
 
 
 class Rounds(Sinkhorn):
-    """Solves the points rounded to 2^-4, and says so; `drops` so many of them from what it says."""
+    """Solves the points rounded to 2^-4, and says so, at once or later; `drops` so many of them from what it says."""
 
-    def __init__(self, *, drops: int = 0) -> None:
+    def __init__(self, *, drops: int = 0, later: bool = False) -> None:
         super().__init__()
-        self.drops = drops
+        self.drops, self.later = drops, later
 
     def solve(self, problem: Problem, budget: Budget) -> Solution:
         x, y = ((16 * points).round() / 16 for points in (problem.x, problem.y))
-        return replace(super().solve(replace(problem, x=x, y=y), budget), solved=(x[self.drops :], y))
+        solved = x[self.drops :], y
+        solution = super().solve(replace(problem, x=x, y=y), budget)
+        return replace(solution, solved=(lambda: solved) if self.later else solved)
 
 
 class Counts(Sinkhorn):

@@ -36,8 +36,9 @@ def test_convergence_is_the_harness_s_word_not_the_solver_s() -> None:
     assert modest["converged_self"] is None and modest["residual_bound"] == 0.0
 
 
-def test_a_solver_that_rounds_is_judged_on_the_points_given_and_on_its_own() -> None:
-    settings = {"solver": Rounds, "budget": ToResidual(1e-6)}
+@pytest.mark.parametrize("later", [False, True])
+def test_a_solver_that_rounds_is_judged_on_the_points_given_and_on_its_own(later) -> None:
+    settings = {"solver": Rounds, "budget": ToResidual(1e-6), "later": later}
     _, record = run(make(**settings))
     assert record["status"] == "not_converged" and record["residual_reached"] is False
     assert record["residual_solved_l1"] < 1e-6 < 1e-4 < record["residual_l1"]

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from solvers.flash_sinkhorn import Precision, solve
+from fsbench.api import Problem, Spec
+from solvers.flash_sinkhorn import Precision, bench, solve
 from solvers.flash_sinkhorn.inputs.checks import checked_inputs
 from solvers.flash_sinkhorn.sweeps.tiles import column_splits, fitted, sweep_tile
 
@@ -291,3 +293,23 @@ def test_equal_masses_other_than_one(device, mass):
     result = solve(*(v.to(device) for v in (x, y, a, b)), eps=0.5, tol=1e-4)
     truth = residual(plan(x, y, a, b, result), a, b)
     assert result.converged and truth / mass == pytest.approx(result.residual, abs=2e-6)
+
+
+@pytest.mark.parametrize("d", [3, 6, 40])
+@pytest.mark.parametrize("precision", Precision)
+def test_the_harness_is_told_which_points_were_solved(precision, d):
+    """To 10-bit mantissas about their centre; in low d, and where exact, those given."""
+    x, y = normal(30, d) + 100.0, normal(20, d, 1) + 100.0
+    spec = Spec(30, 20, d, 0.1, 1.0, "float32", "cuda")
+    make = bench._solved(Problem(x, y, None, None, spec), precision)
+    assert (make is None) == (precision is Precision.EXACT or d <= 5)
+    assert bench._solved(Problem(x, y, None, None, replace(spec, device="cpu")), precision) is None
+    if make is None:
+        return
+    inputs = checked_inputs(x, y, None, None, eps=0.1, cost_scale=1.0)
+    for found, given, rounds in zip(make(), (x, y), (precision is Precision.FAST, True), strict=True):
+        centred, off = given - inputs.centre, (found - given).abs()
+        assert (off <= 2.0**-11 * centred.abs() * (1 + 1e-6) + 2.0**-25 * inputs.unit).all()
+        assert (off.max() > 1e-4) == rounds
+        if rounds:
+            assert torch.equal(inputs.rounded(found), found)

@@ -17,6 +17,7 @@ from .survey import Summary, survey
 LARGEST_EXPONENT = 1e34  # cost / eps in float32, with room for the sums and products that form it
 FAR = 1e3  # spans: a point without weight is moved no further than this from the others
 LARGEST_IN_UNITS = 2.0**9  # of `Inputs.unit`: the span of both clouds, rounded up to a power of two
+FARTHEST = 2.0**15  # likewise, and what fp16 holds
 MASS_TOLERANCE = 1e-4  # relative: float32 weights that sum to one only in float32 are accepted
 RELAX = "relax the marginals (rho, reach)"  # what else than weights of equal sum would do
 
@@ -40,6 +41,12 @@ class Inputs:
     mass: float
     mass_x: float
     mass_y: float
+
+    def rounded(self, points: torch.Tensor) -> torch.Tensor:
+        """[n, d] float64: points as fp16 holds them, centred and in units of `unit`. Without weight they may be as far
+        out as to overflow."""
+        stored = ((points.double() - self.centre) / self.unit).clamp(-FARTHEST, FARTHEST).float().half()
+        return stored.double() * self.unit + self.centre
 
     @property
     def direct_centre(self) -> torch.Tensor:
