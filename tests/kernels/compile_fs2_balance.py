@@ -23,9 +23,8 @@ VARIANTS = [
     ("choose_kernel", {"FACTORS": 2, "BLOCK": PARTS}, 4),
     ("update_kernel", {"FIRST": True, "COLUMNS": AT_ONCE, **LIST}, 1),
     ("update_kernel", {"FIRST": False, "COLUMNS": AT_ONCE, **LIST}, 1),
-    ("newton_kernel", {"ROWS": 64, "COLUMNS": 64, **NEWTON}, newton_warps(64, 64)),
-    ("newton_kernel", {"ROWS": 128, "COLUMNS": 128, **NEWTON}, newton_warps(128, 128)),
-    ("newton_kernel", {"ROWS": 1, "COLUMNS": 128, **NEWTON}, newton_warps(1, 128)),
+    ("newton_kernel", {"SIZE": 64, **NEWTON}, newton_warps(64)),
+    ("newton_kernel", {"SIZE": 128, **NEWTON}, newton_warps(128)),
 ]
 
 if __name__ == "__main__":

@@ -129,16 +129,16 @@ def update_kernel(
 @triton.jit(do_not_specialize=["n_rows", "n_cols"])
 def newton_kernel(
     S, row_mass, col_mass, out, n_rows, n_cols,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEPS: tl.constexpr, PRODUCTS: tl.constexpr,
+    SIZE: tl.constexpr, STEPS: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
-    """One program: w [n_cols] that nearly maximises D, of the dense S [n_rows, n_cols], as `newton` does, but for
-    conjugate gradients in place of a factorisation."""
-    row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    """One program: w [n_cols] that nearly maximises D, of the dense S [n_rows, n_cols] within [SIZE, SIZE], as `newton`
+    does, but for conjugate gradients in place of a factorisation."""
+    row, column = tl.arange(0, SIZE), tl.arange(0, SIZE)
     inside = (row < n_rows)[:, None] & (column < n_cols)[None, :]
     matrix = tl.load(S + row[:, None] * n_cols + column[None, :], inside, other=0.0)
     A = tl.load(row_mass + row, row < n_rows, other=0.0)
     B = tl.load(col_mass + column, column < n_cols, other=0.0)
-    w = tl.zeros([COLUMNS], tl.float64)
+    w = tl.zeros([SIZE], tl.float64)
     off = tl.sum(B, 0)
     step = 0
     while (step < STEPS) & (off > DONE):
@@ -149,7 +149,7 @@ def newton_kernel(
         residual = B - c
         off = tl.sum(tl.abs(residual), 0)
         diagonal = c * (1.0 + 1e-10) + 1e-14
-        direction = tl.zeros([COLUMNS], tl.float64)
+        direction = tl.zeros([SIZE], tl.float64)
         conjugate = residual / diagonal
         size = tl.sum(residual * conjugate, 0)
         enough = INEXACT * size

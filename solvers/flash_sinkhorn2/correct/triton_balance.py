@@ -69,14 +69,13 @@ def _newton(level: Level, S: Tensor, A: Tensor, B: Tensor, flipped: bool) -> Ten
     w = torch.empty_like(B)
     dense = level.dense(S)
     dense = dense.T.contiguous() if flipped else dense
-    rows, cols = (triton.next_power_of_2(len(mass)) for mass in (A, B))
+    size = 64 if max(len(A), len(B)) <= 64 else 128  # two kernels to compile, whatever the problem
     newton_kernel[(1,)](
-        dense, A, B, w, len(A), len(B), ROWS=rows, COLUMNS=cols, STEPS=STEPS, PRODUCTS=PRODUCTS,
-        num_warps=newton_warps(rows, cols),
-    )  # fmt: skip
+        dense, A, B, w, len(A), len(B), SIZE=size, STEPS=STEPS, PRODUCTS=PRODUCTS, num_warps=newton_warps(size)
+    )
     return w
 
 
-def newton_warps(rows: int, cols: int) -> int:
-    """Up to 16 entries a thread: a program keeps the matrix in its registers."""
-    return min(max(rows * cols // 512, 1), 32)
+def newton_warps(size: int) -> int:
+    """16 entries a thread: a program keeps the matrix in its registers."""
+    return size * size // 512
