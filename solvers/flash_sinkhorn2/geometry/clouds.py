@@ -43,15 +43,17 @@ def tiled_clouds(x: Tensor, y: Tensor, a: Tensor, b: Tensor, *, tile: int = 32) 
         if points.ndim != 2 or not points.shape[0]:
             raise ValueError(f"{name} has shape {tuple(points.shape)}: give [points, dimension], at least one point")
         if not 1 <= points.shape[1] <= LARGEST_DIMENSION:
-            raise ValueError(f"{name} has dimension {points.shape[1]}: tiles prune from 1 to {LARGEST_DIMENSION} only")
+            raise ValueError(
+                f"{name} has dimension {points.shape[1]}: give 1 to {LARGEST_DIMENSION}, where tiles prune"
+            )
         if points.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"{name} is {points.dtype}: give float32 or float64")
         if weight.shape != points.shape[:1]:
             raise ValueError(f"{name_w} has shape {tuple(weight.shape)}: give one weight for each of {name}'s points")
         if not bool((weight.min() >= 0) & (weight.max() > 0)):
-            raise ValueError(f"{name_w} must have no negative weight and some positive one")
+            raise ValueError(f"{name_w} must have no negative weight and some positive one: clip or replace them")
     if x.shape[1] != y.shape[1]:
-        raise ValueError(f"x has dimension {x.shape[1]} but y has {y.shape[1]}")
+        raise ValueError(f"x has dimension {x.shape[1]} but y has {y.shape[1]}: give both clouds the same d")
     low = torch.minimum(x.amin(0), y.amin(0)).double()
     high = torch.maximum(x.amax(0), y.amax(0)).double()
     origin = (low + high) / 2

@@ -19,7 +19,7 @@ from solvers.flash_sinkhorn.sweeps.tiles import Precision
 
 from ..geometry import TiledCloud, from_tiles
 from ..iterate import Options
-from ..solver import check_dimension, solved, sorted_clouds
+from ..solver import RELAX, check_dimension, solved, sorted_clouds
 from .derivatives import KeptPair, KeptSelfPair
 from .kept import Kept
 from .near_copies import solve_near_copy
@@ -89,7 +89,7 @@ def transport(
     problem = checked_problem(eps, cost_scale, None, None, None, Precision.EXACT, hessian_tol, budget.tol)
     check_dimension(x)
     with full_precision(x):
-        checked = checked_inputs(x, y, a, b, eps=problem.eps, cost_scale=problem.cost_scale)
+        checked = checked_inputs(x, y, a, b, eps=problem.eps, cost_scale=problem.cost_scale, relax=RELAX)
         x, y, a, b = promoted(x, y, a, b)
         own: list[_Solved] = []
         pair: _Solved | None = None
