@@ -16,18 +16,19 @@ from solvers.flash_sinkhorn.sweeps.kernels import prepare_kernel, rescale_kernel
 
 INTEGERS = {"n", "m", "n_padded", "n_splits", "blocks_x", "stride_point", "stride_stored"}
 INTEGERS |= {"x_stride", "y_stride", "x_stride_problem", "y_stride_problem"}
-FLOATS = {"scale", "ratio", "relaxation", "undamped", "inverse_unit", "x_eps_over_rho", "y_eps_over_rho"}
-POINTERS = {"arrivals": "*i32"} | dict.fromkeys(("points", "row_bias", "col_bias", "partial_log2_sums"), "*fp32")
-POINTERS |= dict.fromkeys(("x", "y"), "*fp32")
+FLOATS = {"scale", "scale_rest", "step", "ratio", "relaxation", "undamped", "inverse_unit"}
+FLOATS |= {"x_eps_over_rho", "y_eps_over_rho"}
+POINTERS = {"arrivals": "*i32"} | dict.fromkeys(("points", "coarse_bias", "row_bias", "col_bias"), "*fp32")
+POINTERS |= dict.fromkeys(("partial_log2_sums", "x", "y"), "*fp32")
 POINTERS |= dict.fromkeys(("hi", "lo"), "*fp16")  # all others: *fp64
 
 VARIANTS = [
     (survey_kernel, {"x_stride_coordinate": 1, "y_stride_coordinate": 1, "D": 3, "BM": ROWS, "BD": 4}),
     (survey_kernel, {"x_stride_coordinate": 1, "y_stride_coordinate": 1, "D": 1000, "BM": ROWS, "BD": COORDINATES}),
     (prepare_kernel, {"stride_coordinate": 1, "stride_stored_coordinate": 1, "D": 60, "D_STORED": 64, "BM": 32,
-                      "BD": 64, "SPLIT": True, "DIRECT": False, "PACKED": False}),
+                      "BD": 64, "SPLIT": True, "WHOLE": True, "DIRECT": False, "PACKED": False}),
     (prepare_kernel, {"stride_coordinate": 1, "stride_stored_coordinate": 1, "D": 3, "D_STORED": 16, "BM": 32,
-                      "BD": 16, "SPLIT": True, "DIRECT": False, "PACKED": True}),
+                      "BD": 16, "SPLIT": True, "WHOLE": False, "DIRECT": False, "PACKED": True}),
     (rescale_kernel, {"ROWS": 256}),
     (settle_kernel, {"BM": 8}),
     (settle_kernel, {"BM": 128}),

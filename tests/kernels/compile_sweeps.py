@@ -32,13 +32,13 @@ def compile_sweep(precision: Precision, d: int, rows_are_x: bool, tile: Tile | N
     operand = "*fp32" if direct else "*fp16"
     signature = dict.fromkeys(("rows_hi", "rows_lo", "cols_hi", "cols_lo"), operand)
     signature |= dict.fromkeys(("stride_row", "stride_row_d", "stride_col", "stride_col_d"), "i32")
-    signature |= dict.fromkeys(("row_bias", "col_bias", "own_col_bias", "partial_log2_sums"), "*fp32")
+    signature |= dict.fromkeys(("row_coarse", "row_bias", "col_coarse", "col_bias"), "*fp32")
+    signature |= dict.fromkeys(("own_col_bias", "partial_log2_sums"), "*fp32")
     signature |= dict.fromkeys(("row_statistics", "col_statistics", "block_statistics", "potential"), "*fp64")
     signature |= dict.fromkeys(("half_square", "weight", "log2_weight", "used"), "*fp64")
     signature["arrivals"] = "*i32"
-    signature |= dict.fromkeys(("relaxation", "undamped"), "fp32")
+    signature |= dict.fromkeys(("scale", "scale_rest", "step", "relaxation", "undamped"), "fp32")
     signature |= dict.fromkeys(("n_padded", "n_tiles", "tiles_per_split"), "i32")
-    signature["scale"] = "fp32"
     pairs = not direct and not packed
     x_split, y_split = pairs and precision.splits_x, pairs and precision.splits_y
     constants = {

@@ -57,6 +57,19 @@ def rounded(points, centre, unit):
     return in_units.float().half().double() * unit + centre
 
 
+def split_biases(sweeps, cloud):
+    """Of pairs with weight: the error of both parts' sum, the largest rest, and whether coarse parts are what float32
+    adds up exactly. Where points are no pairs there is one part."""
+    if not sweeps.whole:
+        return 0.0, 0.0, not cloud.coarse_bias.any()
+    mass = cloud.weight > 0
+    step = 2.0 ** -math.ceil(math.log2(abs(sweeps.scale)))
+    coarse, rest = cloud.coarse_bias[mass].double(), cloud.row_bias[mass].double()
+    error = sweeps.scale * coarse + rest - sweeps.bias(cloud)[mass]
+    steps = coarse / step
+    return error.abs().max().item(), rest.abs().max().item(), bool(((steps % 1 == 0) & (steps.abs() < 2**23)).all())
+
+
 def run(n, m, d, precision, eps, offset, damping=(1.0, 1.0), *, symmetric):
     generator = torch.Generator().manual_seed(n)
     x = torch.randn(n, d, generator=generator) + offset
@@ -88,7 +101,12 @@ def run(n, m, d, precision, eps, offset, damping=(1.0, 1.0), *, symmetric):
     want_f, want_g, want_residual = reference(x, y, a, b, eps, damping, symmetric, iterations)
     sweeps.half_step(sweeps.x, sweeps.y)
     weighted = a > 0
+    biases = [split_biases(sweeps, cloud) for cloud in (sweeps.x, sweeps.y)]
     return {
+        "bias": max(error for error, *_ in biases),
+        "rest": max(rest for _, rest, _ in biases),
+        "coarse": all(coarse for *_, coarse in biases),
+        "whole": not sweeps.whole or all(bool((c.hi == c.hi.round()).all()) for c in (sweeps.x, sweeps.y)),
         "f": ((f - want_f)[weighted].abs().max() / eps).item(),
         "g": ((g - want_g).abs().max() / eps).item(),
         "residual": abs(sweeps.x.residual.item() - want_residual) / max(1.0, want_residual),

@@ -45,6 +45,9 @@ def test_half_steps_agree_with_float64_under_the_interpreter():
         tolerance = 2e-6 + 3e-7 * errors["cost_over_eps"]
         assert max(errors["f"], errors["g"]) < tolerance, (case, errors)
         assert errors["residual"] < max(2e-6, tolerance), (case, errors)
+        # Of a bias float32 holds coarse parts exactly, and of a rest, half at most, all but half an ulp.
+        assert errors["bias"] < 2.0**-25 and errors["rest"] <= 0.5 and errors["coarse"], (case, errors)
+        assert errors["whole"], (case, errors)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

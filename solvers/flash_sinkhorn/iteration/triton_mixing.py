@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..sweeps.kernels import MOVE, OFFSET, RESIDUAL
+from ..sweeps.kernels import MOVE, OFFSET, RESIDUAL, _scaled, _store_biases
 from ..sweeps.launching import Launch
 from ..sweeps.triton_sweeps import StoredCloud, TritonSweeps
 from .acceleration import (
@@ -68,7 +68,7 @@ class TritonAnderson(Anderson):
         self._mix = Launch(
             mix_kernel, (blocks_y, 1, 1),
             (self.images, self.last_images, self.state, y.potential, y.half_square, y.weight, y.log2_weight,
-             y.row_bias, y.col_bias, y.statistics, partial[1:], arrivals, y.n_padded),
+             y.coarse_bias, y.row_bias, y.col_bias, y.statistics, partial[1:], arrivals, y.n_padded),
             {"POINTS": POINTS, "MEMORY": MEMORY},
         )  # fmt: skip
 
@@ -79,7 +79,7 @@ class TritonAnderson(Anderson):
         self._record(_eps_over_rho(self.sweeps.x), _eps_over_rho(self.sweeps.y))
 
     def extrapolate(self) -> None:
-        self._mix(self.sweeps.scale)
+        self._mix(*self.sweeps.scales)
 
 
 def _eps_over_rho(cloud: StoredCloud) -> float:
@@ -243,8 +243,8 @@ def _segment(vector, index, k, first, count: tl.constexpr):
 
 @triton.jit
 def mix_kernel(
-    images, last_images, state, potential, half_square, weight, log2_weight, row_bias, col_bias, statistics, largest,
-    arrivals, m, scale, POINTS: tl.constexpr, MEMORY: tl.constexpr,
+    images, last_images, state, potential, half_square, weight, log2_weight, coarse_bias, row_bias, col_bias,
+    statistics, largest, arrivals, m, scale, scale_rest, step, POINTS: tl.constexpr, MEMORY: tl.constexpr,
 ):  # fmt: skip
     """potential = source image - sum_k c_k images_k where there is weight, and the biases that follow.
 
@@ -263,11 +263,10 @@ def mix_kernel(
         difference = tl.load(images + k * m + point, inside, other=0.0)
         change += tl.where(coefficient != 0.0, coefficient * difference, 0.0)  # an unused slot may hold anything
     moved = source - tl.where(b_weight > 0.0, change, 0.0)
-    bias = moved - scale * tl.load(half_square + point, inside, other=0.0)
+    bias = moved - _scaled(tl.load(half_square + point, inside, other=0.0), scale, scale_rest)
     log2_b = tl.load(log2_weight + point, inside, other=0.0)
     tl.store(potential + point, moved, inside)
-    tl.store(row_bias + point, bias.to(tl.float32), inside)
-    tl.store(col_bias + point, (bias + log2_b).to(tl.float32), inside)
+    _store_biases(coarse_bias, row_bias, col_bias, point, bias, log2_b, scale, scale_rest, step, inside)
     tl.store(largest + program, tl.max(tl.abs(moved - newest), 0))
     tl.debug_barrier()
     if tl.atomic_add(arrivals, 1, sem="acq_rel") == n_programs - 1:

@@ -157,9 +157,9 @@ def mean_kernel(
             col_index = tile * BN + tl.arange(0, BN)
             score = _score_tile(
                 rows_hi, rows_lo, cols_hi, cols_lo, stride_row, stride_row_d, stride_col, stride_col_d,
-                row_index, col_index, q_hi, q_lo, scale, D, BM, BN, BD, DIRECT, ROWS_SPLIT, COLS_SPLIT, STAGES,
+                row_index, col_index, q_hi, q_lo, D, BM, BN, BD, DIRECT, ROWS_SPLIT, COLS_SPLIT, STAGES,
             )  # fmt: skip
-            t = score + (b_row[:, None] + tl.load(col_bias + col_index)[None, :])
+            t = score * scale + (b_row[:, None] + tl.load(col_bias + col_index)[None, :])
             new_maximum = tl.maximum(maximum, tl.max(t, 1))
             zero = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)  # only zero weights so far
             shrink = tl.exp2(maximum - zero)[:, None]
@@ -181,9 +181,9 @@ def mean_kernel(
             col_index = tile * BN + tl.arange(0, BN)
             score = _score_tile(
                 rows_hi, rows_lo, cols_hi, cols_lo, stride_row, stride_row_d, stride_col, stride_col_d,
-                row_index, col_index, q_hi, q_lo, scale, D, BM, BN, BD, DIRECT, ROWS_SPLIT, COLS_SPLIT, STAGES,
+                row_index, col_index, q_hi, q_lo, D, BM, BN, BD, DIRECT, ROWS_SPLIT, COLS_SPLIT, STAGES,
             )  # fmt: skip
-            p = tl.exp2(score + (b_row[:, None] + tl.load(col_bias + col_index)[None, :]))
+            p = tl.exp2(score * scale + (b_row[:, None] + tl.load(col_bias + col_index)[None, :]))
             total += p if DIRECT else tl.sum(p, 1, keep_dims=True)
             acc, acc_1, acc_2, acc_3 = _add_values(
                 acc, acc_1, acc_2, acc_3, p, values_hi, values_lo, stride_value, stride_column, first_column,

@@ -73,9 +73,9 @@ def moment_kernel(
         col_index = tile * BN + tl.arange(0, BN)
         score = _score_tile(
             rows_hi, rows_lo, cols_hi, cols_lo, stride_row, stride_row_d, stride_col, stride_col_d,
-            row_index, col_index, q_hi, q_lo, scale, D, BM, BN, BD, DIRECT, ROWS_SPLIT, COLS_SPLIT, STAGES,
+            row_index, col_index, q_hi, q_lo, D, BM, BN, BD, DIRECT, ROWS_SPLIT, COLS_SPLIT, STAGES,
         )  # fmt: skip
-        t = score + (b_row[:, None] + tl.load(col_bias + col_index)[None, :])
+        t = score * scale + (b_row[:, None] + tl.load(col_bias + col_index)[None, :])
         p = tl.exp2(tl.minimum(t, HEADROOM + LARGEST_ROUNDING))
         q = b_alpha[:, None] + tl.load(beta + col_index)[None, :]
         if DIRECT:
@@ -85,16 +85,14 @@ def moment_kernel(
             )  # fmt: skip
         else:
             if ROWS_MOVE:
-                q += _score_tile(
+                q += b_factor * _score_tile(
                     v_hi, v_lo, cols_hi, cols_lo, stride_row, stride_row_d, stride_col, stride_col_d,
-                    row_index, col_index, u_hi, u_lo, b_factor, D, BM, BN, BD, DIRECT, VALUES_SPLIT, COLS_SPLIT,
-                    STAGES,
+                    row_index, col_index, u_hi, u_lo, D, BM, BN, BD, DIRECT, VALUES_SPLIT, COLS_SPLIT, STAGES,
                 )  # fmt: skip
             if COLS_MOVE:
-                q += _score_tile(
+                q += b_factor * _score_tile(
                     rows_hi, rows_lo, w_hi, w_lo, stride_row, stride_row_d, stride_col, stride_col_d,
-                    row_index, col_index, q_hi, q_lo, b_factor, D, BM, BN, BD, DIRECT, ROWS_SPLIT, VALUES_SPLIT,
-                    STAGES,
+                    row_index, col_index, q_hi, q_lo, D, BM, BN, BD, DIRECT, ROWS_SPLIT, VALUES_SPLIT, STAGES,
                 )  # fmt: skip
         q = p * q
         total += p if DIRECT else tl.sum(p, 1, keep_dims=True)

@@ -49,8 +49,8 @@ class TritonAverages(Averages[StoredCloud]):
 
     def set_potentials(self, f: torch.Tensor, g: torch.Tensor, eps: float) -> None:
         super().set_potentials(f, g, eps)
-        largest = [torch.linalg.vector_norm(cloud.row_bias, math.inf) for cloud in (self.sweeps.x, self.sweeps.y)]
-        self.rounding = (largest[0] + largest[1]) * ULPS.value
+        biases = (self.sweeps.bias(cloud).float() for cloud in (self.sweeps.x, self.sweeps.y))
+        self.rounding = sum(torch.linalg.vector_norm(bias, math.inf) for bias in biases) * ULPS.value
 
     def _sweep_sums(self, rows: StoredCloud, cols: StoredCloud) -> torch.Tensor:
         partial = self.sweeps.sweep(rows, cols)[:, : rows.n].double()
@@ -60,6 +60,12 @@ class TritonAverages(Averages[StoredCloud]):
         bias = rows.row_bias.double()
         bias[: rows.n] -= log2_sums
         return replace(rows, row_bias=bias.float())
+
+    def _biases(self, rows: StoredCloud, cols: StoredCloud) -> tuple[torch.Tensor, torch.Tensor]:
+        """In exponents, both parts in one: float32's precision is enough here."""
+        parts = (rows.row_bias, rows.coarse_bias), (cols.col_bias, cols.coarse_bias)
+        of_rows, of_cols = (torch.add(rest, coarse, alpha=self.sweeps.scale) for rest, coarse in parts)
+        return of_rows, of_cols
 
     def _means(
         self, rows: StoredCloud, cols: StoredCloud, values: torch.Tensor | None, *, settled: bool
@@ -76,7 +82,7 @@ class TritonAverages(Averages[StoredCloud]):
         moments = torch.empty(splits, rows.n_padded, k_stored, dtype=torch.float32, device=rows.hi.device)
         launch(
             mean_kernel, (rows.n_padded // tile.pairs.rows, splits, -(-k_stored // tile.columns)),
-            (rows.hi, rows.lo, cols.hi, cols.lo, *rows.strides, *cols.strides, rows.row_bias, cols.col_bias,
+            (rows.hi, rows.lo, cols.hi, cols.lo, *rows.strides, *cols.strides, *self._biases(rows, cols),
              self.rounding, int(settled), stored.hi, stored.lo, *stored.strides, singles[0], singles[1], moments,
              rows.n_padded, k_stored, cols.n_padded // tile.pairs.cols, tiles_per_split, self.sweeps.scale),
             {**self._options(rows, cols, tile), "K": k_stored, "BK": tile.columns, "VALUES_SPLIT": stored.split,
@@ -117,7 +123,7 @@ class TritonAverages(Averages[StoredCloud]):
         launch(
             moment_kernel,
             (rows.n_padded // tile.pairs.rows, splits, -(-k_stored // tile.columns) if with_points else 1),
-            (rows.hi, rows.lo, cols.hi, cols.lo, *rows.strides, *cols.strides, rows.row_bias, cols.col_bias,
+            (rows.hi, rows.lo, cols.hi, cols.lo, *rows.strides, *cols.strides, *self._biases(rows, cols),
              alpha, beta, factor, v.hi, v.lo, w.hi, w.lo, stored.hi, stored.lo, *stored.strides, singles[0],
              singles[1], moments, rows.n_padded, k_stored, cols.n_padded // tile.pairs.cols, tiles_per_split,
              self.sweeps.scale),

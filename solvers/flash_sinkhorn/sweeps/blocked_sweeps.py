@@ -16,10 +16,14 @@ LARGEST_LOG2_SUM = 60.0
 
 @dataclass(eq=False)
 class BlockedCloud(Cloud):
-    """points [n, d] (direct differences: [d, n]) and biases [n] in the working precision; the rest float64 [n]."""
+    """points [n, d] (direct differences: [d, n]) and biases [n] in the working precision; the rest float64 [n].
+
+    row_bias, col_bias: what a sweep adds to the scores of the cloud as rows and as columns.
+    """
 
     points: torch.Tensor
-    half_square: torch.Tensor
+    row_bias: torch.Tensor
+    col_bias: torch.Tensor
     log2_weight: torch.Tensor
     guarded: bool = True  # nothing is known of the next sums
 
@@ -35,7 +39,7 @@ class BlockedSweeps(Sweeps[BlockedCloud]):
     def __init__(self, inputs: Inputs, *, cost_scale: float):
         self.cost_scale = cost_scale
         self.direct = inputs.x.shape[1] <= LARGEST_DIRECT_DIMENSION
-        self.scale = 0.0
+        self.scale, self.exponent_dtype = 0.0, inputs.x.dtype
         centre = inputs.direct_centre if self.direct else inputs.centre
         self.x = self._store(inputs.x, inputs.a, centre)
         self.y = self._store(inputs.y, inputs.b, centre)
@@ -67,7 +71,7 @@ class BlockedSweeps(Sweeps[BlockedCloud]):
             self._derive_biases(cloud)
 
     def _derive_biases(self, cloud: BlockedCloud) -> None:
-        bias = cloud.potential - self.scale * cloud.half_square
+        bias = self.bias(cloud)
         cloud.row_bias.copy_(bias)
         cloud.col_bias.copy_(bias + cloud.log2_weight)
 

@@ -19,8 +19,8 @@ class Cloud:
     weight: float64. potential: float64, u = f log2(e) / eps; used: the potential that the last sweep started from, as
     it was rounded; residual: [1], sum_i weight_i |2^(used_i - F_i) - 1|, where F is the half-step's full update of
     `used`. With a balanced marginal used - F = L, so that this is the L1 marginal residual of `used`.
-    damping: rho / (rho + eps) of a relaxed marginal, 1 for a balanced one. row_bias, col_bias: what a sweep adds to the
-    scores of the cloud as rows and as columns, in the precision of its exponents.
+    half_square: float64, |q|^2 / 2 of the points as they are stored, zero for direct differences. damping: rho /
+    (rho + eps) of a relaxed marginal, 1 for a balanced one.
     """
 
     n: int
@@ -28,8 +28,7 @@ class Cloud:
     potential: torch.Tensor
     used: torch.Tensor
     residual: torch.Tensor
-    row_bias: torch.Tensor
-    col_bias: torch.Tensor
+    half_square: torch.Tensor
     damping: float = field(default=1.0, kw_only=True)
 
 
@@ -46,6 +45,8 @@ class Sweeps(ABC, Generic[C]):
 
     x: C
     y: C
+    scale: float  # of scores q.k or |q - k|^2 of stored points in base-2 exponents
+    exponent_dtype: torch.dtype
     rounded: bool  # whether the stored points are rounded beyond float32, so that a rounded problem is solved
     improvable: bool  # whether exact sweeps reach smaller residuals, of the points as given
 
@@ -69,12 +70,16 @@ class Sweeps(ABC, Generic[C]):
         """The residual over the mass that half an ulp of the largest bias makes in every exponent. Waits for the
         device.
 
-        A bias is rounded anew each time it is stored, as the rows' and as the columns', so that not even a converged
-        pair meets its marginals to much less.
+        Exponents are rounded anew each time that a bias changes, as the rows' and as the columns', so that not even a
+        converged pair meets its marginals to much less.
         """
-        half_ulp = torch.finfo(self.x.row_bias.dtype).eps / 2
-        largest = max(torch.where(c.weight > 0, c.row_bias, 0.0).abs().amax().item() for c in (self.x, self.y))
+        half_ulp = torch.finfo(self.exponent_dtype).eps / 2
+        largest = max(torch.where(c.weight > 0, self.bias(c), 0.0).abs().amax().item() for c in (self.x, self.y))
         return math.log(2) * half_ulp * largest
+
+    def bias(self, cloud: C) -> torch.Tensor:
+        """What a sweep adds to the scores of the cloud's rows, in base-2 exponents: float64 [as cloud.potential]."""
+        return cloud.potential - self.scale * cloud.half_square
 
     def suffices(self, tol: float) -> bool:
         """Whether exact sweeps would tell no more of a residual of tol: what these round is well below it, or exact

@@ -67,6 +67,15 @@ def padded_dimension(d: int, *, packed: bool = False) -> int:
     return -(-d // step) * step
 
 
+def pair_unit(d: int) -> float:
+    """Unit of points in R^d kept as pairs, over `Inputs.unit`; their hi parts are whole numbers of it.
+
+    A compromise, for Gaussian clouds: sums of hi.hi stay near 2^24, up to which float32 is exact; lo.lo, which is left
+    out, and the rounding of lo stay small.
+    """
+    return 2.0**-5 if d <= 128 else 2.0**-4
+
+
 def sweep_tile(precision: Precision, d: int, shared_bytes: int = HOPPER_SHARED_BYTES) -> Tile:
     """The tile of the sweep for clouds in R^d on a GPU with `shared_bytes` of shared memory a multiprocessor."""
     packed = precision.packs(d)
@@ -92,7 +101,7 @@ def sweep_tile(precision: Precision, d: int, shared_bytes: int = HOPPER_SHARED_B
         return Tile(128, 128, coordinates, 8, 2, 2)
     if width <= 128:
         return Tile(256, 64, coordinates, 8, 2, 1)
-    return Tile(128, 128, 64, 8, 3, 1)
+    return Tile(128, 128, 64, 8, 2, 1)
 
 
 def fitted(tile: Tile, n_padded: int, m_padded: int, multiprocessors: int) -> Tile:

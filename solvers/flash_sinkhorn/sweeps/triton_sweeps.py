@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 import torch
 import triton
 
@@ -22,6 +24,7 @@ from .tiles import (
     column_splits,
     fitted,
     padded_dimension,
+    pair_unit,
     sweep_tile,
 )
 
@@ -34,8 +37,9 @@ class StoredCloud(Cloud):
     """hi, lo: operands [n_padded, d_stored], or [d, n_padded] for direct differences (lo is hi where not split). Packed
     points take one product: hi is the operand of a row, lo that of a column.
 
-    weight, log2_weight, half_square, potential, used: float64 [n_padded]; half_square is |q|^2 / 2 of the stored
-    operands, so that a rounded problem is solved consistently. row_bias, col_bias: float32 [n_padded].
+    weight, log2_weight, half_square, potential, used: float64 [n_padded]; half_square is that of the stored operands,
+    so that a rounded problem is solved consistently. Biases: float32 [n_padded]; coarse_bias, in units of the scores,
+    as rows and as columns, and what remains in exponents, row_bias and col_bias (kernels.py).
     statistics: float64 [3], what settling leaves behind; block_statistics [3, blocks].
     Padding repeats the last point with weight zero.
     """
@@ -43,7 +47,9 @@ class StoredCloud(Cloud):
     hi: torch.Tensor
     lo: torch.Tensor
     split: bool  # whether points are hi + lo, of which each takes a product
-    half_square: torch.Tensor
+    coarse_bias: torch.Tensor
+    row_bias: torch.Tensor
+    col_bias: torch.Tensor
     log2_weight: torch.Tensor
     statistics: torch.Tensor
     block_statistics: torch.Tensor
@@ -70,8 +76,11 @@ class TritonSweeps(Sweeps[StoredCloud]):
         self.tile = tile or fitted(
             sweep_tile(precision, d, _shared_bytes(inputs.x.device)), n_padded, m_padded, multiprocessors
         )
-        self.unit = 1.0 if self.direct else inputs.unit
-        self.scale = 0.0
+        pairs = not self.direct and not self.packed
+        x_split, y_split = pairs and precision.splits_x, pairs and precision.splits_y
+        self.whole = x_split and y_split
+        self.unit = 1.0 if self.direct else inputs.unit * pair_unit(d) if self.whole else inputs.unit
+        self.scale, self.exponent_dtype = 0.0, torch.float32
         self._launches: dict[tuple[object, ...], Launch] = {}  # of these two clouds
         self.options = {
             "D": padded_dimension(d, packed=self.packed),
@@ -81,8 +90,6 @@ class TritonSweeps(Sweeps[StoredCloud]):
             "DIRECT": self.direct,
         }
         slots = multiprocessors * self.tile.resident
-        pairs = not self.direct and not self.packed
-        x_split, y_split = pairs and precision.splits_x, pairs and precision.splits_y
         blocks = max(n_padded, m_padded) // self.tile.rows
         self.arrivals = torch.zeros(blocks + 1, dtype=torch.int32, device=inputs.x.device)
         centre = inputs.direct_centre if self.direct else inputs.centre
@@ -100,7 +107,7 @@ class TritonSweeps(Sweeps[StoredCloud]):
         shape = (d_stored, n_padded) if self.direct else (n_padded, d_stored)
         hi = torch.empty(shape, dtype=torch.float32 if self.direct else torch.float16, device=device)
         doubles = torch.empty(5, n_padded, dtype=torch.float64, device=device)
-        singles = torch.empty(2, n_padded, dtype=torch.float32, device=device)
+        singles = torch.empty(3, n_padded, dtype=torch.float32, device=device)
         statistics = torch.empty(3, dtype=torch.float64, device=device)
         cloud = StoredCloud(
             n=n,
@@ -109,8 +116,9 @@ class TritonSweeps(Sweeps[StoredCloud]):
             weight=doubles[2],
             log2_weight=doubles[3],
             used=doubles[4],
-            row_bias=singles[0],
-            col_bias=singles[1],
+            coarse_bias=singles[0],
+            row_bias=singles[1],
+            col_bias=singles[2],
             hi=hi,
             lo=torch.empty_like(hi) if split or self.packed else hi,
             split=split,
@@ -126,7 +134,7 @@ class TritonSweeps(Sweeps[StoredCloud]):
             (points, *points.stride(), centre, weight, cloud.hi, cloud.lo, cloud.potential,
              cloud.half_square, cloud.weight, cloud.log2_weight, n, *cloud.strides, 1.0 / self.unit),
             {"D": d, "D_STORED": d_stored, "BM": rows, "BD": width, "SPLIT": cloud.lo is not hi,
-             "DIRECT": self.direct, "PACKED": self.packed},
+             "WHOLE": self.whole, "DIRECT": self.direct, "PACKED": self.packed},
         )  # fmt: skip
         return cloud
 
@@ -136,6 +144,14 @@ class TritonSweeps(Sweeps[StoredCloud]):
         for cloud in (self.x, self.y):
             self._derive_biases(cloud, ratio)
 
+    @property
+    def scales(self) -> tuple[float, float, float]:
+        """What kernels take: the scale in float32, the rest of it, and the step of coarse biases, a power of two such
+        that what they leave of a bias is half at most, zero where there are none."""
+        rounded = float(np.float32(self.scale))
+        step = 2.0 ** -math.ceil(math.log2(abs(self.scale))) if self.whole else 0.0
+        return rounded, self.scale - rounded, step
+
     def take_potential(self, cloud: StoredCloud, potential: torch.Tensor) -> None:
         change = (potential - cloud.potential).abs().amax()  # without weight as well: their sums are kept in range too
         bounds = cloud.statistics[:2] + change
@@ -144,7 +160,7 @@ class TritonSweeps(Sweeps[StoredCloud]):
         cloud.statistics[:2].copy_(bounds)
 
     def _derive_biases(self, cloud: StoredCloud, ratio: float) -> None:
-        self._launch(("rescale", cloud), lambda: self._bind_rescale(cloud), ratio, self.scale)
+        self._launch(("rescale", cloud), lambda: self._bind_rescale(cloud), ratio, *self.scales)
 
     def sweep(self, rows: StoredCloud, cols: StoredCloud) -> torch.Tensor:
         self._launch_sweep(rows, cols, settle=False)
@@ -152,14 +168,14 @@ class TritonSweeps(Sweeps[StoredCloud]):
 
     def settle(self, rows: StoredCloud, partial: torch.Tensor, *, relaxation: float, damping: float) -> None:
         key = "settle", rows, id(partial)
-        self._launch(key, lambda: self._bind_settle(rows, partial), self.scale, relaxation, 1.0 - damping)
+        self._launch(key, lambda: self._bind_settle(rows, partial), *self.scales, relaxation, 1.0 - damping)
 
     def half_step(self, rows: StoredCloud, cols: StoredCloud) -> None:
         self._launch_sweep(rows, cols, settle=True)
 
     def _launch_sweep(self, rows: StoredCloud, cols: StoredCloud, *, settle: bool) -> None:
         key = "sweep", rows, cols, settle
-        self._launch(key, lambda: self._bind_sweep(rows, cols, settle), self.scale, 1.0, 1.0 - rows.damping)
+        self._launch(key, lambda: self._bind_sweep(rows, cols, settle), *self.scales, 1.0, 1.0 - rows.damping)
 
     def _launch(self, key: tuple[object, ...], bind: Callable[[], Launch], *changing: float) -> None:
         launch = self._launches.get(key)
@@ -170,7 +186,8 @@ class TritonSweeps(Sweeps[StoredCloud]):
     def _bind_rescale(self, cloud: StoredCloud) -> Launch:
         return Launch(
             rescale_kernel, (cloud.n_padded // ROWS, 1, 1),
-            (cloud.potential, cloud.half_square, cloud.log2_weight, cloud.row_bias, cloud.col_bias, cloud.statistics),
+            (cloud.potential, cloud.half_square, cloud.log2_weight, cloud.coarse_bias, cloud.row_bias, cloud.col_bias,
+             cloud.statistics),
             {"ROWS": ROWS},
         )  # fmt: skip
 
@@ -179,10 +196,10 @@ class TritonSweeps(Sweeps[StoredCloud]):
         splits = rows.partial.shape[0]
         return Launch(
             sweep_kernel, (rows.n_padded // self.tile.rows, splits, 1),
-            (rows.hi, rows.lo, cols.hi if cols.split else cols.lo, cols.lo, *rows.strides, *cols.strides, rows.row_bias,
-             cols.col_bias, rows.statistics, cols.statistics, rows.partial, rows.n_padded, n_tiles,
-             -(-n_tiles // splits), rows.potential, rows.half_square, rows.weight, rows.log2_weight, rows.col_bias,
-             rows.used, rows.block_statistics, self.arrivals),
+            (rows.hi, rows.lo, cols.hi if cols.split else cols.lo, cols.lo, *rows.strides, *cols.strides,
+             rows.coarse_bias, rows.row_bias, cols.coarse_bias, cols.col_bias, rows.statistics, cols.statistics,
+             rows.partial, rows.n_padded, n_tiles, -(-n_tiles // splits), rows.potential, rows.half_square, rows.weight,
+             rows.log2_weight, rows.col_bias, rows.used, rows.block_statistics, self.arrivals),
             {**self.options, "ROWS_SPLIT": rows.split, "COLS_SPLIT": cols.split, "SETTLE": settle,
              "STAGES": self.tile.stages, "num_stages": self.tile.stages, "num_warps": self.tile.warps,
              "maxnreg": self.tile.registers},
@@ -192,8 +209,8 @@ class TritonSweeps(Sweeps[StoredCloud]):
         return Launch(
             settle_kernel, (rows.n_padded // self.tile.rows, 1, 1),
             (partial, rows.n_padded, partial.shape[0], rows.potential, rows.half_square, rows.weight,
-             rows.log2_weight, rows.row_bias, rows.col_bias, rows.used, rows.statistics, rows.block_statistics,
-             self.arrivals),
+             rows.log2_weight, rows.coarse_bias, rows.row_bias, rows.col_bias, rows.used, rows.statistics,
+             rows.block_statistics, self.arrivals),
             {"BM": self.tile.rows},
         )  # fmt: skip
 
