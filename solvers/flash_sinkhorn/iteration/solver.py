@@ -129,7 +129,9 @@ def solve(
     else:
         loop.set_epsilon(eps)
         loop.iterate_to(tol, limits)
-    if (loop.stalled and loop.sweeps.improvable) or not loop.sweeps.suffices(tol):
+    at_limit = loop.n_iterations >= max_iterations or limits.out_of_time
+    sweeps = loop.sweeps  # of rounded points: `residual` is that of the points as given, whatever the limits
+    if sweeps.rounded or (not at_limit and ((loop.stalled and sweeps.improvable) or not sweeps.suffices(tol))):
         loop.make_exact()
         loop.iterate_to(tol, limits)
     f, g = loop.potentials()

@@ -52,7 +52,7 @@ class ScreenedPasses:
         self._at: tuple[Tensor, Tensor] | None = None  # where the mask's bounds hold
         self._budget: float | None = None  # to thin to
         self._measured: dict[bool, tuple[Tensor, Tensor, Tensor]] = {}  # by rows: tile maxima, and where
-        self._lost_mass = 0.0  # of rows that met no tile in the last row pass
+        self._lost_mass = 0.0  # of rows that met nearly nothing in the last row pass
         if mask is not None:
             self._take(mask)
 
@@ -99,8 +99,8 @@ class ScreenedPasses:
     def omitted(self, u: Tensor, v: Tensor) -> Tensor:
         """The plan's mass of a pair left out grows by 2^(increase of u + increase of v). So the sum is at most what
         rows hold, or columns, with the largest increase opposite; and, by Cauchy and Schwarz, at most the root of what
-        rows hold times what columns hold, each grown by its own increase squared. Rows that met no tile may miss their
-        mass, and then others have it too much."""
+        rows hold times what columns hold, each grown by its own increase squared. Rows that met nearly nothing may
+        miss their mass, and then others have it too much."""
         x, y = self.x, self.y
         rises = self._rises(u, v, self._at) if self._at else None
         rows, cols = self._grown(rises) if rises else (self.mask.row_bound, self.mask.col_bound)
@@ -121,7 +121,7 @@ class ScreenedPasses:
         found, out_of_range = self._pass(self.x, self.y, mask.row_starts, mask.cols, u, v, robust, partial)
         if self._budget is not None:
             self._measured = {True: (tile_maxima(self.x, mask.row_starts, found), u, v)}
-        return self._without_lost_rows(found, self.x, 0, u, v) if out_of_range else found
+        return self._without_lost_rows(found, self.x, 0, mask.row_starts, u, v) if out_of_range else found
 
     def column_pass(self, u: Tensor, v: Tensor, *, robust: bool, partial: bool) -> Pass:
         mask = self.mask
@@ -129,18 +129,26 @@ class ScreenedPasses:
         found, out_of_range = self._pass(self.y, self.x, mask.col_starts, mask.rows, v, u, robust, partial)
         if self._measured:
             self._measured[False] = tile_maxima(self.y, mask.col_starts, found), u, v
-        return self._without_lost_rows(found, self.y, 1, u, v) if out_of_range else found
+        return self._without_lost_rows(found, self.y, 1, mask.col_starts, u, v) if out_of_range else found
 
-    def _without_lost_rows(self, found: Pass, rows: TiledCloud, side: int, u: Tensor, v: Tensor) -> Pass:
-        """A row that meets no tile sums to its bound at most: with that it may rise, and soon meets some."""
-        lost = (found.log2_sums == -torch.inf) & (rows.weight > 0)
+    def _without_lost_rows(
+        self, found: Pass, rows: TiledCloud, side: int, starts: Tensor, u: Tensor, v: Tensor
+    ) -> Pass:
+        """A row that meets no tile, or less than it may miss, sums to its bound or so at most: with that it may rise,
+        and soon meets some. Where the bound says nothing the row stays."""
+        tile = rows.tree.tile
+        most = self.bounds(u, v)[side].log2().clamp(max=0.0).repeat_interleave(tile)
+        lost = (rows.weight > 0) & ((found.log2_sums == -torch.inf) | (found.log2_sums < most - 1))
         mass = float((rows.weight * lost).sum())
         if side == 0:
             self._lost_mass = mass
         if not mass:
             return found
-        most = self.bounds(u, v)[side].log2().clamp(min=LEAST_LOG2_SUM).repeat_interleave(rows.tree.tile)
-        return Pass(torch.where(lost, most, found.log2_sums), found.partial, found.anchor)
+        if found.partial is not None:  # what they do meet is not what their step goes by
+            lost_rows = lost.view(-1, tile)
+            entries, tiles = _entries_of(lost_rows.any(1), starts)
+            found.partial[entries] = found.partial[entries].masked_fill(lost_rows[tiles], 0.0)
+        return Pass(torch.where(lost, most.clamp(min=LEAST_LOG2_SUM), found.log2_sums), found.partial, found.anchor)
 
     def _pass(
         self,
@@ -162,9 +170,8 @@ class ScreenedPasses:
             return found, out_of_range
         tile = rows.tree.tile
         tiles = flagged.view(-1, tile).any(1)
-        counts = starts.diff()
-        entries = torch.repeat_interleave(tiles, counts)
-        own = torch.cat([starts[:1], torch.where(tiles, counts, 0).cumsum(0)])
+        entries, _ = _entries_of(tiles, starts)
+        own = torch.cat([starts[:1], torch.where(tiles, starts.diff(), 0).cumsum(0)])
         redone = sweep(rows, cols, own, lists[entries], u, v, self.k, robust=True, partial=partial)
         of_rows = tiles.repeat_interleave(tile)
         sums, anchor = (
@@ -174,6 +181,13 @@ class ScreenedPasses:
         if found.partial is not None and redone.partial is not None:
             found.partial[entries] = redone.partial
         return Pass(sums, found.partial, anchor), True
+
+
+def _entries_of(tiles: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+    """The entries of the lists of the tiles that are True, and the tile of each."""
+    of = torch.repeat_interleave(starts.diff())
+    entries = tiles[of].nonzero()[:, 0]
+    return entries, of[entries]
 
 
 def _tile_rise(cloud: TiledCloud, change: Tensor) -> Tensor:
