@@ -82,7 +82,7 @@ def case(n, m, d, tile, device="cpu"):
     budget = float(max(kept.row_bound.max(), kept.col_bound.max()) + costs[0].median() * 20)
     thinned = triton_thin.thin(kept, *costs, budget)
     levels, pairs, kept, thinned = (
-        [moved(z, "cpu") for z in levels],
+        [[moved(level, "cpu") for level in side] for side in levels],
         *(moved(z, "cpu") for z in (pairs, kept, thinned)),
     )
     walked = walk.walk(*levels, k, threshold=1e-3, chunk=1000)

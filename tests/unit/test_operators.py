@@ -101,11 +101,12 @@ def test_identities_of_the_plan_and_the_map(device):
     t = torch.tensor([0.5, -1.0, 2.0], device=device)
     maps = []
     for y in (x, x + t):
-        result = solve(x, y, a, a, eps=0.2, tol=1e-5, max_iterations=2000)
+        # rounding of exponents up to |t|^2 / eps = 40 leaves residuals up to 1e-5 (`ROUNDINGS`)
+        result = solve(x, y, a, a, eps=0.2, tol=2e-5, max_iterations=2000)
         assert result.converged
         plan = Plan(x, y, a, a, result.f, result.g, eps=0.2)
         # The residual asked for, and exponents that are float32 sums of up to 200.
-        assert (plan.apply(torch.ones(200, device=device)) - a).abs().sum() < 3e-5
+        assert (plan.apply(torch.ones(200, device=device)) - a).abs().sum() < 4e-5
         maps.append(barycentric_projection(x, y, a, a, result.f, result.g, eps=0.2))
     assert (maps[1] - maps[0] - t).abs().max() < 1e-3
 
