@@ -101,7 +101,9 @@ def sweep_tile(precision: Precision, d: int, shared_bytes: int = HOPPER_SHARED_B
         return Tile(128, 128, coordinates, 8, 2, 2)
     if width <= 128:
         return Tile(256, 64, coordinates, 8, 2, 1)
-    return Tile(128, 128, 32, 8, 3, 1)
+    if width < 1024:
+        return Tile(128, 128, 32, 8, 3, 1)  # twice the coordinates spill registers here
+    return Tile(128, 128, 64, 8, 3, 1)
 
 
 def fitted(tile: Tile, n_padded: int, m_padded: int, multiprocessors: int) -> Tile:
