@@ -234,6 +234,8 @@ def _timing(raw: dict[str, Any]) -> Timing:
 
 def _extra_params(kind: str, raw: Any, used: list[str]) -> dict[str, dict[str, Any]]:
     """solver_params.NAME.key=value and problem_params.NAME.key=value, by name."""
+    if not isinstance(raw or {}, dict):
+        raise ConfigError(f"{kind}_params={raw} must be {kind}_params.NAME.KEY=VALUE")
     for name, params in (raw or {}).items():
         if name not in used:
             raise ConfigError(f"{kind}_params.{name}: no such {kind} in this plan{compose.nearest(name, used)}")

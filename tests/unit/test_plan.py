@@ -247,6 +247,8 @@ def test_a_divergence_is_of_fixed_iterations(plan):
         ("timing.round=1", "did you mean 'rounds'?"),
         ("budget.iteration=1", "did you mean 'iterations'?"),
         ("solver_params.toyy.a=1", "did you mean 'toy'?"),
+        ("problem_params=3", "problem_params=3 must be problem_params.NAME.KEY=VALUE"),
+        ("solver_params=abc", "solver_params=abc must be solver_params.NAME.KEY=VALUE"),
         ("problem_params.gausian.a=1", "no such problem in this plan; did you mean 'gaussian'?"),
         ("problem_params.lidar.noise=0", "problem_params.lidar: no such problem in this plan"),
         ("problem_params.gaussian.unit_distanc=true", "did you mean 'unit_distance'?"),
