@@ -10,6 +10,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -95,11 +96,8 @@ def _sources(target: str) -> list[Path]:
     """Files of the module that holds `target`; for solvers/<package>/ the whole package, those that its modules import
     when they are imported, and what solvers share."""
     parts = target.split(".")[:-1]
-    for base in (Path(entry).resolve() for entry in (os.getcwd(), *sys.path, str(ROOT))):
+    for base, file in _module_files(parts):
         module = base.joinpath(*parts)
-        file = next((p for p in (module.with_suffix(".py"), module / "__init__.py") if p.is_file()), None)
-        if file is None:
-            continue
         if parts[0] != "solvers" or len(parts) < 3:
             return _python_files(module) if file.name == "__init__.py" else [file]
         shared = _python_files(base / "solvers" / "common")
@@ -113,6 +111,34 @@ def _sources(target: str) -> list[Path]:
                 queue += _imported_solvers(_python_files(base / "solvers" / package))
         return [file for package in packages for file in _python_files(base / "solvers" / package)]
     return []
+
+
+def _module_files(parts: list[str]) -> Iterator[tuple[Path, Path]]:
+    """Each folder of the import path that has this module, and its file."""
+    for base in (Path(entry).resolve() for entry in (os.getcwd(), *sys.path, str(ROOT))):
+        module = base.joinpath(*parts)
+        for file in (module.with_suffix(".py"), module / "__init__.py"):
+            if file.is_file():
+                yield base, file
+                break
+
+
+def constructor_arguments(target: str) -> list[str] | None:
+    """What the class at `target` takes, read and not imported; None where its source does not say."""
+    *parts, name = target.split(".")
+    for _, file in _module_files(parts):
+        try:
+            statements = ast.parse(file.read_bytes()).body
+        except SyntaxError:
+            return None
+        for found in statements:
+            if isinstance(found, ast.ClassDef) and found.name == name:
+                inits = [f.args for f in found.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"]
+                if not inits or inits[0].kwarg:
+                    return None if inits or found.bases or found.decorator_list else []
+                return [argument.arg for argument in (*inits[0].args[1:], *inits[0].kwonlyargs)]
+        return None
+    return None
 
 
 def _imported_solvers(files: list[Path]) -> set[str]:

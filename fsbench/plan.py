@@ -14,7 +14,7 @@ from typing import Any
 from fsbench import compose
 from fsbench.api import Budget, Cell, FixedIterations, Task, Timing, ToResidual, budget_from_dict
 from fsbench.compose import ConfigError
-from fsbench.env import has_gpu
+from fsbench.env import constructor_arguments, has_gpu
 from fsbench.problems.parameters import check, settings
 
 _DTYPES = ("float32", "float64")
@@ -118,6 +118,12 @@ def _expand(config: dict[str, Any], config_dirs: list[Path], device: str, timeou
     problem_params = _extra_params("problem", config["problem_params"], axes["problem"])
     for each in problems:
         _check_params(each, problem_params.get(each.name, {}))
+    for solver in solvers:
+        known = constructor_arguments(solver.target)
+        unknown = [] if known is None else [key for key in solver_params.get(solver.name, {}) if key not in known]
+        if unknown:
+            nearest = compose.nearest(unknown[0], known or ())
+            raise ConfigError(f"solver_params.{solver.name}.{unknown[0]}: no such argument{nearest}")
     timing = _timing(config["timing"])
     budgets = _budgets(config["budget"])
     cost_scale = _positive("cost_scale", config["cost_scale"])

@@ -209,3 +209,11 @@ def test_the_first_visible_gpu_is_the_one(monkeypatch, visible, name):
     env._gpu.cache_clear()
     assert found["gpu_name"] == name
     assert found["cuda_version"] == (None if name is None else "13.1")
+
+
+def test_arguments_of_solvers_are_read_from_their_source():
+    assert "tile" in env.constructor_arguments("solvers.flash_sinkhorn2.bench.FlashSinkhorn2")
+    assert env.constructor_arguments("solvers.adapters.keops.KeOps") == ["check_every"]
+    assert env.constructor_arguments("solvers.adapters.pot.Pot") == []
+    assert env.constructor_arguments("solvers.adapters.pot.Pott") is None
+    assert env.constructor_arguments("nowhere.Solver") is None
