@@ -15,7 +15,7 @@ from fsbench import compose
 from fsbench.api import Budget, Cell, FixedIterations, Task, Timing, ToResidual, budget_from_dict
 from fsbench.compose import ConfigError
 from fsbench.env import constructor_arguments, has_gpu
-from fsbench.problems.parameters import check, settings
+from fsbench.problems import parameters
 
 _DTYPES = ("float32", "float64")
 _DEVICES = ("auto", "cuda", "cpu")
@@ -116,8 +116,9 @@ def _expand(config: dict[str, Any], config_dirs: list[Path], device: str, timeou
     problems = [compose.load_problem(name, config_dirs) for name in axes["problem"]]
     solver_params = _extra_params("solver", config["solver_params"], axes["solver"])
     problem_params = _extra_params("problem", config["problem_params"], axes["problem"])
-    for each in problems:
-        _check_params(each, problem_params.get(each.name, {}))
+    families = {each.name: _own_family(each) for each in problems}
+    for name, extra in problem_params.items():
+        _check_family(families[name], f"problem_params.{name}", extra)
     for solver in solvers:
         known = constructor_arguments(solver.target)
         unknown = [] if known is None else [key for key in solver_params.get(solver.name, {}) if key not in known]
@@ -139,37 +140,38 @@ def _expand(config: dict[str, Any], config_dirs: list[Path], device: str, timeou
     sizes = itertools.product(
         problems, budgets, axes["dtype"], axes["n"], axes["m"] or [None], axes["d"], axes["eps"], axes["seed"]
     )
-    for (problem, budget, dtype, n, m, d, eps, seed), solver in itertools.product(sizes, solvers):
-        cell = Cell(
-            experiment=config["experiment"],
-            solver=solver.name,
-            solver_target=solver.target,
-            solver_params=solver.params | solver_params.get(solver.name, {}),
-            ladder=() if task is Task.HVP else solver.ladder,  # rungs are of solves
-            matmul_precision=solver.matmul_precision,
-            problem=problem.name,
-            problem_target=problem.target,
-            problem_params=problem.params | problem_params.get(problem.name, {}),
-            seed=seed,
-            n=n,
-            m=max(1, round(n * problem.m_per_n)) if m is None else m,
-            d=d,
-            eps=eps.at(n, d),
-            cost_scale=cost_scale,
-            dtype=dtype,
-            device=device,
-            budget=budget,
-            timing=timing,
-            timeout_s=timeout_s,
-            requires=solver.requires + problem.requires,
-            task=task,
-        )
-        twin = cells.setdefault(cell.cell_id, cell)
-        if twin.solver != cell.solver or twin.problem != cell.problem:
-            raise ConfigError(
-                f"{twin.solver} on {twin.problem} and {cell.solver} on {cell.problem} are the same measurement: "
-                "give them different params or drop one"
+    for problem, budget, dtype, n, m, d, eps, seed in sizes:
+        m = max(1, round(n * problem.m_per_n)) if m is None else m
+        size = {"n": n, "m": m, "d": d, "eps": eps.at(n, d), "seed": seed}
+        settings = problem.params | problem_params.get(problem.name, {})
+        _check_family(families[problem.name], f"problem={problem.name}", settings | size)
+        for solver in solvers:
+            cell = Cell(
+                experiment=config["experiment"],
+                solver=solver.name,
+                solver_target=solver.target,
+                solver_params=solver.params | solver_params.get(solver.name, {}),
+                ladder=() if task is Task.HVP else solver.ladder,  # rungs are of solves
+                matmul_precision=solver.matmul_precision,
+                problem=problem.name,
+                problem_target=problem.target,
+                problem_params=settings,
+                **size,
+                cost_scale=cost_scale,
+                dtype=dtype,
+                device=device,
+                budget=budget,
+                timing=timing,
+                timeout_s=timeout_s,
+                requires=solver.requires + problem.requires,
+                task=task,
             )
+            twin = cells.setdefault(cell.cell_id, cell)
+            if twin.solver != cell.solver or twin.problem != cell.problem:
+                raise ConfigError(
+                    f"{twin.solver} on {twin.problem} and {cell.solver} on {cell.problem} are the same measurement: "
+                    "give them different params or drop one"
+                )
     return tuple(cells.values())
 
 
@@ -255,18 +257,19 @@ def settings_of(problem: compose.ProblemConf) -> dict[str, tuple[Any, str]]:
     family = _own_family(problem)
     if family is None:
         return {}
-    return {name: (problem.params.get(name, value), words) for name, (value, words) in settings(family).items()}
+    return {
+        name: (problem.params.get(name, value), words) for name, (value, words) in parameters.settings(family).items()
+    }
 
 
-def _check_params(problem: compose.ProblemConf, extra: dict[str, Any]) -> None:
-    """ConfigError unless the family, if it is fsbench's own, takes these settings."""
-    family = _own_family(problem)
+def _check_family(family: Callable[..., Any] | None, name: str, given: dict[str, Any]) -> None:
+    """ConfigError that begins with the name unless the family, if it is fsbench's own, takes what is given."""
     if family is None:
         return
     try:
-        check(family, problem.params | extra)
+        parameters.check(family, given)
     except ValueError as error:
-        raise ConfigError(f"problem_params.{problem.name}: {error}") from error
+        raise ConfigError(f"{name}: {error}") from error
 
 
 def _own_family(problem: compose.ProblemConf) -> Callable[..., Any] | None:

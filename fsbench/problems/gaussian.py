@@ -11,7 +11,7 @@ from fsbench.problems.parameters import checked
 from fsbench.problems.sampling import uneven_weights
 
 
-@checked
+@checked()
 def gaussian(*, n: int, m: int, d: int, eps: float, seed: int, unit_distance: bool = False) -> Clouds:
     """x, y ~ N(0, I_d); weights U(0.1, 1.1), normalised.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import numpy as np
@@ -12,12 +13,12 @@ from fsbench.problems.parameters import Within, checked
 _REACH = 8.0  # standard deviations a grid spans to each side: a tail of 1e-15
 
 
-@checked
+@checked()
 def gaussian_1d(
     *,
-    n: int,
-    m: int,
-    d: int,
+    n: Annotated[int, Within(2, math.inf)],
+    m: Annotated[int, Within(2, math.inf)],
+    d: Annotated[int, Within(1, 1)],
     eps: float,
     seed: int,
     mean: Annotated[float, Within(-1e6, 1e6)] = 1.0,
@@ -30,10 +31,6 @@ def gaussian_1d(
     2020. ValueError if d is not 1, a side has fewer than two nodes, or a setting is
     out of its range.
     """
-    if d != 1:
-        raise ValueError(f"d must be 1 for gaussian_1d, got {d}")
-    if n < 2 or m < 2:
-        raise ValueError(f"n and m must be at least 2 for a grid, got n={n}, m={m}")
     nodes_x, nodes_y = np.linspace(-_REACH, _REACH, n), np.linspace(-_REACH, _REACH, m)
     a, b = (np.exp(-(z**2) / 2) for z in (nodes_x, nodes_y))
     value = gaussian_value(mean=mean, std_x=1.0, std_y=std, eps=eps)

@@ -11,7 +11,7 @@ from fsbench.problems.parameters import Within, checked
 from fsbench.problems.sampling import equal_weights
 
 
-@checked
+@checked()
 def heterogeneous(
     *,
     n: int,

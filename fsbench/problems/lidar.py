@@ -13,12 +13,12 @@ from fsbench.problems.sampling import directions, equal_weights
 POSES = np.array([[0.25, 0.3, 0.35], [0.7, 0.6, 0.45]])  # of the scanner of x and of y, in room sides
 
 
-@checked
+@checked()
 def lidar(
     *,
     n: int,
     m: int,
-    d: int,
+    d: Annotated[int, Within(3, 3)],
     eps: float,
     seed: int,
     balls: Annotated[int, Within(0, 1000)] = 8,
@@ -31,8 +31,6 @@ def lidar(
     cos(incidence) / distance^2. noise: of the distances, Gaussian, in room sides. Equal weights.
     ValueError if d is not 3 or a setting is out of its range.
     """
-    if d != 3:
-        raise ValueError(f"d must be 3 for lidar, got {d}")
     rng = np.random.default_rng(seed)
     centres = _clear_centres(rng, balls, radius)
     x, y = (_scan(rng, size, pose, centres, radius, noise) for size, pose in zip((n, m), POSES, strict=True))

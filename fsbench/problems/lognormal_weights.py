@@ -10,7 +10,7 @@ from fsbench.api import Clouds
 from fsbench.problems.parameters import Within, checked
 
 
-@checked
+@checked()
 def lognormal_weights(
     *, n: int, m: int, d: int, eps: float, seed: int, sigma: Annotated[float, Within(0, 20)] = 2.0
 ) -> Clouds:

@@ -23,12 +23,12 @@ _SPACINGS = Within(1e-2, 1e3)  # Mpc/h, where the linear power spectrum says som
 _A_EARLY = 1 / 50  # z = 49
 
 
-@checked
+@checked()
 def nbody(
     *,
     n: int,
     m: int,
-    d: int,
+    d: Annotated[int, Within(3, 3)],
     eps: float,
     seed: int,
     pair: Literal["evolution", "realisations"] = "evolution",
@@ -41,7 +41,6 @@ def nbody(
     m, `spacing` Mpc/h apart; n of these are drawn at random, and m. steps: of the mesh, from a = 0.05 to today.
     Equal weights. ValueError if d is not 3 or a setting is out of its range.
     """
-    _check(d)
     from fsbench.problems import particle_mesh  # here: it brings torch
 
     cells = _cells(max(n, m))
@@ -59,12 +58,20 @@ def nbody(
     return Clouds(x, y, equal_weights(n), equal_weights(m))
 
 
-@checked
+def _lattice(*, n: int, m: int, spacing: float, smoothing: float, **_: object) -> None:
+    cells = _cells(n)
+    if cells**3 != n or m != n:
+        raise ValueError(f"n and m must be the same cube of an even number for zeldovich, got n={n}, m={m}")
+    if not smoothing <= cells * spacing:
+        raise ValueError(f"smoothing must be at most the box, {cells * spacing:g} Mpc/h, got {smoothing:g}")
+
+
+@checked(_lattice)
 def zeldovich(
     *,
     n: int,
     m: int,
-    d: int,
+    d: Annotated[int, Within(3, 3)],
     eps: float,
     seed: int,
     spacing: Annotated[float, _SPACINGS] = SPACING,
@@ -77,27 +84,20 @@ def zeldovich(
     box, and OT_eps has no closed form. Equal weights. ValueError if m is not n, n is no cube of an even number, d is
     not 3, smoothing is more than the box or a setting is out of its range.
     """
-    lattice, displaced = _zeldovich_map(n, m, d, seed, spacing, smoothing)
+    lattice, displaced = _zeldovich_map(n, seed, spacing, smoothing)
     rng = np.random.default_rng((seed, 2))
     return Clouds(rng.permutation(lattice), rng.permutation(displaced), equal_weights(n), equal_weights(m))
 
 
 def zeldovich_cost(*, n: int, seed: int, spacing: float = SPACING, smoothing: float = 6.0) -> float:
     """The exact W_2^2 of `zeldovich`'s clouds, in squared box sides: the mean squared displacement."""
-    lattice, displaced = _zeldovich_map(n, n, 3, seed, spacing, smoothing)
+    lattice, displaced = _zeldovich_map(n, seed, spacing, smoothing)
     return float(((displaced - lattice) ** 2).sum(1).mean())
 
 
-def _zeldovich_map(
-    n: int, m: int, d: int, seed: int, spacing: float, smoothing: float
-) -> tuple[np.ndarray, np.ndarray]:
+def _zeldovich_map(n: int, seed: int, spacing: float, smoothing: float) -> tuple[np.ndarray, np.ndarray]:
     """Lattice and displaced points [n, 3] in units of the box side, in the lattice's order."""
-    _check(d)
     cells = _cells(n)
-    if cells**3 != n or m != n:
-        raise ValueError(f"n and m must be the same cube of an even number for zeldovich, got n={n}, m={m}")
-    if not smoothing <= cells * spacing:
-        raise ValueError(f"smoothing must be at most the box, {cells * spacing:g} Mpc/h, got {smoothing:g}")
     from fsbench.problems import particle_mesh
 
     density = _density(cells, spacing, (seed, 0), smoothing=smoothing)
@@ -106,11 +106,6 @@ def _zeldovich_map(
     lattice, displaced = _numpy(start.lattice), _numpy(start.lattice + growth * start.first)
     _empty_cache()
     return lattice / (cells * spacing), displaced / (cells * spacing)
-
-
-def _check(d: int) -> None:
-    if d != 3:
-        raise ValueError(f"d must be 3 for particles in space, got {d}")
 
 
 def _cells(points: int) -> int:

@@ -1,5 +1,5 @@
-"""What the settings of a problem family may be, said once, in its signature: checked before any cell runs, and again
-when it is called."""
+"""What sizes and settings a problem family takes, said once: ranges in its signature, what ties them together beside
+it. Checked before any cell runs, and again when the family is called."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import wraps
+from functools import cache, wraps
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 SIZES = "n", "m", "d", "eps", "seed"  # what every family takes besides its own settings
@@ -16,7 +16,7 @@ SIZES = "n", "m", "d", "eps", "seed"  # what every family takes besides its own 
 
 @dataclass(frozen=True)
 class Within:
-    """A number from least to most, for `Annotated[float, Within(0, 1)]`; whole for int."""
+    """A number from least to most, for `Annotated[float, Within(0, 1)]`; whole for int. Within(3, 3) is 3 alone."""
 
     least: float
     most: float
@@ -26,34 +26,55 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def checked(family: Callable[P, R]) -> Callable[P, R]:
-    """The family, raising ValueError where `check` does."""
+def checked(*ties: Callable[..., None]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A decorator: the family raises ValueError where `check` does.
 
-    @wraps(family)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        check(family, {name: value for name, value in kwargs.items() if name not in SIZES})
-        return family(*args, **kwargs)
+    ties: of several sizes and settings, which one range cannot say. Each is called with all of them by name, and
+    raises ValueError, one line.
+    """
 
-    return call
+    def decorate(family: Callable[P, R]) -> Callable[P, R]:
+        @wraps(family)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            check(call, kwargs)
+            return family(*args, **kwargs)
+
+        call.ties = ties  # type: ignore[attr-defined]
+        return call
+
+    return decorate
 
 
+@cache
 def settings(family: Callable[..., Any]) -> dict[str, tuple[Any, str]]:
     """Default and range, in words, of each of its own settings."""
-    hints = get_type_hints(family, include_extras=True)
+    hints = _hints(family)
     own = inspect.signature(family).parameters
     return {name: (own[name].default, _range(hints.get(name))) for name in own if name not in SIZES}
 
 
 def check(family: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """ValueError, one line that names the setting, its range and what was given, unless the family takes them all."""
-    hints, known = get_type_hints(family, include_extras=True), settings(family)
+    """ValueError, one line that names what is wrong, its range and what was given, unless the family takes them all.
+
+    given: its own settings, or those and all the sizes; ties are looked at in the second case.
+    """
+    hints, known = _hints(family), settings(family)
     for name, value in given.items():
-        if name not in known:
+        if name not in known and name not in SIZES:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known) or 'none'}"
             raise ValueError(f"{name} is no setting of it; {hint}")
         if not _fits(hints.get(name), value):
-            raise ValueError(f"{name} must be {known[name][1]}, got {value!r}")
+            raise ValueError(f"{name} must be {_range(hints.get(name))}, got {value!r}")
+    if all(name in given for name in SIZES):
+        defaults = {name: value for name, (value, _) in known.items()}
+        for tie in getattr(family, "ties", ()):
+            tie(**(defaults | dict(given)))
+
+
+@cache
+def _hints(family: Callable[..., Any]) -> dict[str, Any]:
+    return get_type_hints(family, include_extras=True)
 
 
 def _range(hint: Any) -> str:
@@ -61,6 +82,10 @@ def _range(hint: Any) -> str:
         return " or ".join(map(str, get_args(hint)))
     if get_origin(hint) is Annotated:
         kind, limits = get_args(hint)[:2]
+        if limits.least == limits.most:
+            return f"{limits.least:.10g}"
+        if limits.most == math.inf:
+            return f"a {'whole ' if kind is int else ''}number of at least {limits.least:.10g}"
         return f"a {'whole ' if kind is int else ''}number from {limits.least:.10g} to {limits.most:.10g}"
     return "true or false" if hint is bool else "as the family says"
 

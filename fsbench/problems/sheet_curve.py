@@ -11,12 +11,12 @@ from fsbench.problems.parameters import Within, checked
 from fsbench.problems.sampling import equal_weights
 
 
-@checked
+@checked()
 def sheet_curve(
     *,
     n: int,
     m: int,
-    d: int,
+    d: Annotated[int, Within(3, 3)],
     eps: float,
     seed: int,
     thickness: Annotated[float, Within(0, 1)] = 0.01,
@@ -29,8 +29,6 @@ def sheet_curve(
 
     Lengths in units of the cube's side. ValueError if d is not 3 or a setting is out of its range.
     """
-    if d != 3:
-        raise ValueError(f"d must be 3 for sheet_curve, got {d}")
     rng = np.random.default_rng(seed)
     x = np.column_stack([rng.random((n, 2)), 0.5 + thickness * rng.standard_normal(n)])
     height = rng.random(m)

@@ -11,12 +11,17 @@ from fsbench.problems.parameters import Within, checked
 from fsbench.problems.sampling import directions, equal_weights
 
 
-@checked
+def _hole(*, radius: float, tube: float, **_: object) -> None:
+    if tube > radius:
+        raise ValueError(f"tube must be at most radius, {radius}, got {tube}")
+
+
+@checked(_hole)
 def shell_torus(
     *,
     n: int,
     m: int,
-    d: int,
+    d: Annotated[int, Within(3, 3)],
     eps: float,
     seed: int,
     noise: Annotated[float, Within(0, 1)] = 0.02,
@@ -27,10 +32,6 @@ def shell_torus(
 
     Equal weights. ValueError if d is not 3, tube is more than radius, or a setting is out of its range.
     """
-    if d != 3:
-        raise ValueError(f"d must be 3 for shell_torus, got {d}")
-    if tube > radius:
-        raise ValueError(f"tube must be at most radius, {radius}, got {tube}")
     rng = np.random.default_rng(seed)
     x = 0.5 + radius * (1 + noise * rng.standard_normal((n, 1))) * directions(rng, n, 3)
     return Clouds(x, 0.5 + _solid_torus(rng, m, radius, tube), equal_weights(n), equal_weights(m))

@@ -11,7 +11,12 @@ from fsbench.problems.parameters import Within, checked
 from fsbench.problems.sampling import uneven_weights
 
 
-@checked
+def _copy(*, n: int, m: int, **_: object) -> None:
+    if m != n:
+        raise ValueError(f"m must equal n for translated (a copy has as many points), got n={n}, m={m}")
+
+
+@checked(_copy)
 def translated(
     *, n: int, m: int, d: int, eps: float, seed: int, shift: Annotated[float, Within(-1e6, 1e6)] = 1.0
 ) -> Clouds:
@@ -20,8 +25,6 @@ def translated(
     OT_eps itself has no closed form here, only OT_eps(x, y) - OT_eps(x, x) = |t|^2. ValueError if m is not n or
     shift is out of its range.
     """
-    if m != n:
-        raise ValueError(f"m must equal n for translated (a copy has as many points), got n={n}, m={m}")
     rng = np.random.default_rng(seed)
     x, weights = rng.standard_normal((n, d)), uneven_weights(rng, n)
     return Clouds(x, x + shift / np.sqrt(d), weights, weights.copy())

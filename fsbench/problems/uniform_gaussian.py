@@ -11,7 +11,7 @@ from fsbench.problems.parameters import Within, checked
 from fsbench.problems.sampling import equal_weights
 
 
-@checked
+@checked()
 def uniform_gaussian(
     *, n: int, m: int, d: int, eps: float, seed: int, std: Annotated[float, Within(1e-6, 1e6)] = 0.25
 ) -> Clouds:

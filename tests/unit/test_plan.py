@@ -318,6 +318,23 @@ def test_settings_of_a_problem_are_checked_before_any_cell(plan, problem, settin
 
 
 @pytest.mark.parametrize(
+    ("problem", "sizes", "needle"),
+    [
+        ("gaussian_1d", ["d=[1,3]"], "problem=gaussian_1d: d must be 1, got 3"),
+        ("photographs", ["d=3", "n=300000"], "n must be a whole number from 1 to 273280, got 300000"),
+        ("two_points", ["n=[2,3]"], "n must be 2, got 3"),
+        ("translated", ["n=10", "m=9"], "m must equal n"),
+        ("zeldovich", ["d=3", "n=729"], "n and m must be the same cube of an even number"),
+        ("disjoint_masses", ["n=2", "eps=100"], "length must be at least sqrt(20 eps)"),
+    ],
+)
+def test_sizes_a_problem_cannot_have_are_refused_before_any_cell(plan, problem, sizes, needle):
+    with pytest.raises(ConfigError) as error:
+        plan(f"problem={problem}", *sizes)
+    assert needle in line_of(error)
+
+
+@pytest.mark.parametrize(
     ("file", "line", "needle"),
     [
         ("experiment/mine", "epsilom: 0.1", "unknown key 'epsilom' in experiment 'mine'; did you mean 'eps'?"),
