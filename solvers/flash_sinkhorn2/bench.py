@@ -117,7 +117,7 @@ class FlashSinkhorn2:
 
 def _with_gradients(solution: Solution, problem: Problem, found: Solved) -> Solution:
     """Rows normalised by their own sums over kept pairs: one pass and one product with values a cloud."""
-    kept = Kept.of(found.passes, found.u, found.v, found.rounding)
+    kept = Kept.of(found.passes, found.u, found.v, found.rounding, found.weightless)
     pair = KeptPair(Regularisation(problem.spec.eps, problem.spec.cost_scale), kept)
     tensors = *promoted(problem.x, problem.y, problem.a, problem.b), solution.f, solution.g
     grad_x, grad_y, _, _ = pair.gradients(tensors, (True, True, False, False))

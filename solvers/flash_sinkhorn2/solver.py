@@ -12,18 +12,19 @@ from solvers.flash_sinkhorn.inputs.checks import Inputs, checked_inputs, member,
 
 from .cascade import solve_levels, squared_diameter
 from .geometry import TiledCloud, from_tiles, tiled_clouds
-from .geometry.clouds import LARGEST_DIMENSION
+from .geometry.clouds import LARGEST_COST, LARGEST_DIMENSION
 from .iterate import Check, Correction, Options, ScreenedPasses
+from .plan.weightless import Weightless, extended, weightless
 
 ROUNDING_SHARE = 0.1  # of the tolerance: beyond, a CPU goes over to float64
 RELAX = "relax the marginals with the dense solver, solvers.flash_sinkhorn (rho)"
-LARGEST_COST = 1e11  # over eps: float64 holds exponents to 1e-5 there
 
 
 @dataclass(frozen=True)
 class Result:
     """Potentials f [n], g [m] float64 of OT_eps with P_ij = a_i b_j exp((f_i + g_j - C_ij) / eps),
-    C = cost_scale |x - y|^2.
+    C = cost_scale |x - y|^2. Of a point without weight it is f(x) = -eps log sum_j b_j exp((g_j - C(x, y_j)) / eps), of
+    which pairs left out hold 1e-6 of the sum at most, wherever the point is; g likewise.
 
     residual: max(|P1 - a|_1, |P^T 1 - b|_1) over the mass, of the kept tile pairs; omitted: a bound of what all other
     pairs add to it, and the rounding of float32 coordinates in wide tiles. converged: whether their sum is at most tol.
@@ -56,13 +57,15 @@ class Result:
 @dataclass(eq=False)
 class Solved:
     """A result with what it was found from: the passes over both clouds with their last mask, and the potentials
-    u [N], v [M] in base 2 and kd order, of weights that sum to one. rounding: its part of `omitted`."""
+    u [N], v [M] in base 2 and kd order, of weights that sum to one. rounding: its part of `omitted`. weightless: the
+    points of x, and of y, without weight."""
 
     result: Result
     passes: ScreenedPasses
     u: torch.Tensor
     v: torch.Tensor
     rounding: float
+    weightless: tuple[Weightless | None, Weightless | None]
 
 
 @torch.no_grad()
@@ -149,12 +152,16 @@ def solved(
     goal = max(tol - rounding, tol / 2)  # where rounding is more than half of it, no iteration can be enough
     found = solve_levels(of_x, of_y, eps=eps, cost_scale=cost_scale, tol=goal, options=options)
     outcome, passes = found.outcome, found.passes
+    apart = (
+        weightless(x, inputs.a, of_y, inputs.y, outcome.v, passes.k),
+        weightless(y, inputs.b, of_x, inputs.x, outcome.u, passes.k),
+    )
     scale, shift = eps * math.log(2.0), eps * math.log(inputs.mass) / 2
     kept = float(len(passes.mask.cols)) * tile**2
     fine = found.annealing + outcome.n_passes
     result = Result(
-        f=scale * from_tiles(of_x, outcome.u) - shift,
-        g=scale * from_tiles(of_y, outcome.v) - shift,
+        f=scale * extended(from_tiles(of_x, outcome.u), apart[0]) - shift,
+        g=scale * extended(from_tiles(of_y, outcome.v), apart[1]) - shift,
         eps=eps,
         cost_scale=cost_scale,
         residual=outcome.residual,
@@ -170,7 +177,7 @@ def solved(
         seconds=((0, sorting), *found.seconds),
         stalled=outcome.stalled,
     )
-    return Solved(result, passes, outcome.u, outcome.v, rounding)
+    return Solved(result, passes, outcome.u, outcome.v, rounding, apart)
 
 
 def check_dimension(x: torch.Tensor) -> None:

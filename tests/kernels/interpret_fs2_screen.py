@@ -11,19 +11,23 @@ from solvers.flash_sinkhorn2.geometry import tiled_clouds
 from solvers.flash_sinkhorn2.screen import mask, planes, triton_planes, triton_thin, triton_walk, walk
 
 CASES = [(1000, 700, 3, 16), (600, 90, 2, 4), (50, 600, 1, 8), (300, 310, 6, 8), (1, 40, 3, 8)]  # n, m, d, tile
+CASES += [(40, 300, 2, 8, 1)]  # rows in tiles of their own, as points without weight are
 
 
-def problem(n, m, d, tile):
-    """Clouds with weights over six decades, some zero, tiles of them included; k; rough potentials."""
+def problem(n, m, d, tile, row_tile=None):
+    """Clouds with weights over six decades, some zero, tiles of them included; k; rough potentials. With tiles of rows
+    of another size in float64."""
     g = torch.Generator().manual_seed(n)
     x, y = torch.rand(n, d, generator=g), torch.rand(m, d, generator=g).square()
     a, b = (10 ** (-6 * torch.rand(size, generator=g, dtype=torch.float64)) for size in (n, m))
     b[y[:, 0] < 0.04] = 0.0
     b[-1] = 0.1
     of_x, of_y = tiled_clouds(x, y, a, b, tile=tile)
+    if row_tile is not None:
+        of_x, of_y = (tiled_clouds(x.double(), y.double(), a, b, tile=t)[i] for i, t in enumerate((row_tile, tile)))
     k = 1.4426950408889634 * max(n, m) ** (2 / d)
     u, v = (torch.rand(len(c.weight), generator=g, dtype=torch.float64) for c in (of_x, of_y))
-    points = [c.centre.repeat_interleave(tile, 0) + c.local.double() for c in (of_x, of_y)]
+    points = [c.centre.repeat_interleave(c.tree.tile, 0) + c.local.double() for c in (of_x, of_y)]
     return of_x, of_y, k, u + 0.3 * k * points[0].square().sum(1), v - 0.3 * k * points[1].square().sum(1)
 
 
@@ -70,8 +74,8 @@ def of_planes(cloud, u, levels):
     return worst
 
 
-def case(n, m, d, tile, device="cpu"):
-    on_host = problem(n, m, d, tile)
+def case(n, m, d, tile, row_tile=None, device="cpu"):
+    on_host = problem(n, m, d, tile, row_tile)
     x, y, k, u, v = (moved(value, device) for value in on_host)
     triton_planes.FIRST_DEPTH = 3  # so that small clouds have levels
     levels = triton_planes.levels(x, u), triton_planes.levels(y, v)

@@ -25,26 +25,16 @@ def check_backend(backend: str, options: dict[str, Any]) -> None:
         raise ValueError(f"backend='multiscale' {reason}: {DENSE}")
 
 
-def runs_multiscale(
-    backend: str,
-    x: torch.Tensor,
-    y: torch.Tensor,
-    a: torch.Tensor | None,
-    b: torch.Tensor | None,
-    options: dict[str, Any],
-) -> bool:
-    """Whether clouds x, y, [points, d] or batches of them, with weights a, b, go to FlashSinkhorn2.
+def runs_multiscale(backend: str, x: torch.Tensor, y: torch.Tensor, options: dict[str, Any]) -> bool:
+    """Whether clouds x, y, [points, d] or batches of them, go to FlashSinkhorn2.
 
-    "auto": single clouds of d from 1 to 6 for which it pays, by `choice.is_sparse`, with options that it takes and no
-    weight of zero, whose gradient needs pairs that may be left out.
+    "auto": single clouds of d from 1 to 6 for which it pays, by `choice.is_sparse`, with options that it takes.
     """
     if backend == "auto" and x.ndim == 2 and _refusal(options) is None:
         from solvers.flash_sinkhorn2.choice import is_sparse
 
         tol = DEFAULT_TOL if options["tol"] is None else positive("tol", options["tol"])
-        if not is_sparse(x, y, eps=options["eps"], cost_scale=options["cost_scale"], tol=tol):
-            return False
-        return not any(weight is not None and bool((weight == 0).any()) for weight in (a, b))
+        return is_sparse(x, y, eps=options["eps"], cost_scale=options["cost_scale"], tol=tol)
     return backend == "multiscale"
 
 

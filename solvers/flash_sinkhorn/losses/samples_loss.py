@@ -44,11 +44,9 @@ class SamplesLoss(torch.nn.Module):
 
     backend "tensorized" and "online" go over all pairs of points, streamed. "multiscale" is FlashSinkhorn2, over the
     pairs that matter, for D of 1 to 6: fixed marginals, to a tolerance (1e-4 if None), one problem of a batch after
-    another; second derivatives still go over all pairs. Gradients in weights that are zero are not certified
-    there: far from all others they can be wrong. What it does not offer raises ValueError. "auto" is multiscale
+    another; second derivatives still go over all pairs. What it does not offer raises ValueError. "auto" is multiscale
     for single clouds of D <= 6 with so many pairs that it pays (N M from 2^24 on the CPU, 2^34 on a GPU), where at most
-    an eighth of them would be kept, which a sample tells, where no weight is zero, and where it offers what is asked
-    for; else all pairs.
+    an eighth of them would be kept, which a sample tells, and where it offers what is asked for; else all pairs.
 
     Other losses, p = 1, other costs and cluster labels raise ValueError: they are GeomLoss's own.
 
@@ -164,7 +162,7 @@ class SamplesLoss(torch.nn.Module):
         """One result a problem."""
         options = self._options()
         a, b = _weights("a", a, x), _weights("b", b, y)
-        if runs_multiscale(self.backend, x, y, a, b, options):
+        if runs_multiscale(self.backend, x, y, options):
             results = multiscale_transports(x, y, a, b, options)
         elif x.ndim == 3:
             results = transports(x, y, a, b, **options)

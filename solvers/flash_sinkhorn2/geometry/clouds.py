@@ -10,6 +10,7 @@ from torch import Tensor
 from .tree import Tree, in_tiles, kd_tree
 
 LARGEST_DIMENSION = 6  # above, boxes of a few points are as wide as the cloud
+LARGEST_COST = 1e11  # over eps: float64 holds exponents to 1e-5 there
 
 
 @dataclass(eq=False)

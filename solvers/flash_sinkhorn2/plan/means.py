@@ -11,12 +11,15 @@ from solvers.flash_sinkhorn.plan.averages import Motion
 from ..correct.pairs import compressed_rows
 from ..geometry import TiledCloud, from_tiles, to_tiles
 from ..sweep import Pass
-from .kept import Kept, Side
+from .kept import Kept
+from .side import Side
+from .weightless import Weightless
 
 
 class KeptMeans:
     """The dense plan's `RowMeans`, over kept pairs: means with the weights P_ij / (P 1)_i, float64, in the clouds' own
-    order. Rows that, for lack of weight or of convergence, meet no kept pair have means of nan and no displacement.
+    order. Rows without weight go over pairs of their own. Others that meet no kept pair, for lack of convergence, have
+    means of nan and no displacement.
 
     x_i - y_j is D_IJ + dx_i - dy_j, D_IJ the difference of tile centres, float64 once a tile pair. Means of D_IJ come
     from the rows' sums over each tile, those of dy_j from a product with the plan: the rounding of float32 sums is one
@@ -34,7 +37,11 @@ class KeptMeans:
         found = self._pass(transpose, partial=False).log2_sums
         own, opposite = (self.inputs.b, self.inputs.a) if transpose else (self.inputs.a, self.inputs.b)
         mean_mass = (own.sum() + opposite.sum()) / 2
-        return from_tiles(self.kept.side(transpose=transpose).rows, found) + (opposite.sum() / mean_mass).log2()
+        found = from_tiles(self.kept.side(transpose=transpose).rows, found)
+        apart = self._weightless(transpose)
+        if apart is not None:  # by their potentials they sum to one
+            found[apart.index] = 0.0
+        return found + (opposite.sum() / mean_mass).log2()
 
     def masses(self, *, transpose: bool = False) -> Tensor:
         """Row sums over kept pairs [n]; zero where the weight is."""
@@ -44,15 +51,31 @@ class KeptMeans:
     def means(self, values: Tensor, *, transpose: bool = False) -> Tensor:
         """[n, r] of values [m, r]; on a GPU these are rounded to float32."""
         side = self.kept.side(transpose=transpose)
-        return from_tiles(side.rows, self._value_means(side, transpose, to_tiles(side.cols, values)))
+        found = from_tiles(side.rows, self._value_means(side, transpose, to_tiles(side.cols, values)))
+        apart = self._weightless(transpose)
+        if apart is not None:
+            found[apart.index] = apart.means(values)
+        return found
 
     def point_means(self, *, transpose: bool = False) -> Tensor:
         """[n, d] of the opposite points, about `centre`."""
         points = self.inputs.y if transpose else self.inputs.x
-        return (points - self.centre.to(points.dtype)).double() - self.displacement(transpose=transpose)
+        found = (points - self.centre.to(points.dtype)).double() - self._displacement_with_weight(transpose)
+        apart = self._weightless(transpose)
+        if apart is not None:
+            found[apart.index] = apart.opposite() + (apart.centre - self.centre)
+        return found
 
     def displacement(self, *, transpose: bool = False) -> Tensor:
         """x_i less the mean of the opposite points [n, d]."""
+        found = self._displacement_with_weight(transpose)
+        apart = self._weightless(transpose)
+        if apart is not None:
+            found[apart.index] = apart.points - apart.opposite()
+        return found
+
+    def _displacement_with_weight(self, transpose: bool) -> Tensor:
+        """[n, d], of rows with weight."""
         side = self.kept.side(transpose=transpose)
         between = self._tile_means(side, transpose, _between(side))
         moved = side.rows.local + between - self._value_means(side, transpose, side.cols.local)
@@ -65,7 +88,7 @@ class KeptMeans:
         """
         change = torch.zeros_like(self.inputs.b if transpose else self.inputs.a)
         if motion.v is not None:
-            change += (motion.v * self.displacement(transpose=transpose)).sum(1)
+            change += (motion.v * self._displacement_with_weight(transpose)).sum(1)
         if motion.w is not None:
             side = self.kept.side(transpose=transpose)
             rows, cols = side.rows, side.cols
@@ -80,6 +103,9 @@ class KeptMeans:
             product = by_tiles[:, 0] - by_points[:, -1] + (rows.local * by_tiles[:, 1:]).sum(1)
             product += ((of_points(rows, rows.centre) + rows.local) * by_points[:, :-1]).sum(1)
             change -= from_tiles(rows, product)
+        apart = self._weightless(transpose)
+        if apart is not None:
+            change[apart.index] = apart.change_means(motion)
         return 2.0 * self.cost_scale * change
 
     def moments(self, alpha: Tensor, beta: Tensor, motion: Motion, *, transpose: bool = False) -> tuple[Tensor, Tensor]:
@@ -87,6 +113,9 @@ class KeptMeans:
         raise NotImplementedError(
             "products with the Hessian do not go over kept pairs: use the dense solver's hvp, at these potentials"
         )
+
+    def _weightless(self, transpose: bool) -> Weightless | None:
+        return self.kept.weightless[int(transpose)]
 
     def _pass(self, transpose: bool, *, partial: bool) -> Pass:
         found = self._passes.get(transpose)

@@ -37,7 +37,7 @@ class KeptPlan(Plan):
     """`Plan` over the kept tile pairs of x [n, d], y [m, d], a [n], b [m]: sums are exact for these, and what the
     others hold is bounded. kept: of these clouds, whose weights it has normalised.
 
-    Of rows without weight no bound is known, and their means are nan where they meet no kept pair.
+    Rows without weight have means over pairs of their own, that leave out 1e-6 of each row at most.
     """
 
     def __init__(

@@ -25,6 +25,7 @@ from .kept import Kept
 from .near_copies import solve_near_copy
 from .operators import Costs, KeptPlan
 from .self_transport import solve_self
+from .weightless import Weightless, extended, weightless
 
 
 @dataclass(frozen=True, repr=False)
@@ -95,9 +96,9 @@ def transport(
         pair: _Solved | None = None
         if debias:
             of_x, of_y, rounding = _sorted(checked, problem, budget)
-            sides = (of_x, a.detach()), (of_y, b.detach())
+            sides = (of_x, x, checked.x, a.detach()), (of_y, y, checked.y, b.detach())
             own = [_solve_self(*side, problem, budget, rounding) for side in sides]
-            pair = _solve_near_copy(of_x, of_y, checked.mass, problem, budget, rounding, own)
+            pair = _solve_near_copy(of_x, of_y, x, y, checked, problem, budget, rounding, own)
         if pair is None:
             pair = _solve(x, y, a, b, problem, budget, options)
         ot = pair.value(x, y, a, b, problem)
@@ -164,7 +165,7 @@ def _solve(
     return _Solved(
         f=result.f,
         g=result.g,
-        kept=Kept.of(found.passes, found.u, found.v, found.rounding),
+        kept=Kept.of(found.passes, found.u, found.v, found.rounding, found.weightless),
         residual=result.residual,
         omitted=result.omitted,
         converged=result.converged,
@@ -178,15 +179,22 @@ def _sorted(inputs: Inputs, problem: Regularisation, budget: _Budget) -> tuple[T
 
 
 def _solve_self(
-    cloud: TiledCloud, weight: Tensor, problem: Regularisation, budget: _Budget, rounding: float
+    cloud: TiledCloud,
+    points: Tensor,
+    checked: Tensor,
+    weight: Tensor,
+    problem: Regularisation,
+    budget: _Budget,
+    rounding: float,
 ) -> _Solved:
-    """OT_eps(a, a), weight [n] as given. rounding: of `sorted_clouds`."""
+    """OT_eps(a, a), points and weight [n] as given, and points as checked. rounding: of `sorted_clouds`."""
     goal, mass = budget.goal(rounding), float(weight.sum())
     found = solve_self(cloud, _k(problem), tol=goal, max_passes=budget.max_iterations, deadline=budget.deadline)
+    apart = weightless(points, weight, cloud, checked, found.update, _k(problem))
     return _Solved(
-        f=_as_given(cloud, found.u, problem, mass),
-        g=_as_given(cloud, found.update, problem, mass),
-        kept=Kept.of(found.passes, found.update, found.update, rounding),
+        f=_as_given(cloud, found.u, problem, mass, apart),
+        g=_as_given(cloud, found.update, problem, mass, apart),
+        kept=Kept.of(found.passes, found.update, found.update, rounding, (apart, apart)),
         residual=found.residual,
         omitted=found.omitted + rounding,
         converged=found.converged and found.residual + found.omitted + rounding <= budget.tol,
@@ -196,9 +204,11 @@ def _solve_self(
 
 
 def _solve_near_copy(
-    x: TiledCloud,
-    y: TiledCloud,
-    mass: float,
+    of_x: TiledCloud,
+    of_y: TiledCloud,
+    x: Tensor,
+    y: Tensor,
+    checked: Inputs,
     problem: Regularisation,
     budget: _Budget,
     rounding: float,
@@ -207,14 +217,18 @@ def _solve_near_copy(
     """OT_eps(a, b) from both self problems; None where the clouds are no near copies."""
     options = Options(max_passes=2 * budget.max_iterations, deadline=budget.deadline)
     start = own[0].kept.u, own[1].kept.u
-    near = solve_near_copy(x, y, *start, _k(problem), tol=budget.goal(rounding), options=options)
+    near = solve_near_copy(of_x, of_y, *start, _k(problem), tol=budget.goal(rounding), options=options)
     if near is None:
         return None
     found, passes = near
+    apart = (
+        weightless(x, checked.a, of_y, checked.y, found.v, passes.k),
+        weightless(y, checked.b, of_x, checked.x, found.u, passes.k),
+    )
     return _Solved(
-        f=_as_given(x, found.u, problem, mass),
-        g=_as_given(y, found.v, problem, mass),
-        kept=Kept.of(passes, found.u, found.v, rounding),
+        f=_as_given(of_x, found.u, problem, checked.mass, apart[0]),
+        g=_as_given(of_y, found.v, problem, checked.mass, apart[1]),
+        kept=Kept.of(passes, found.u, found.v, rounding, apart),
         residual=found.residual,
         omitted=found.omitted + rounding,
         converged=found.converged and found.residual + found.omitted + rounding <= budget.tol,
@@ -227,9 +241,11 @@ def _k(problem: Regularisation) -> float:
     return problem.cost_scale * math.log2(math.e) / problem.eps
 
 
-def _as_given(cloud: TiledCloud, potential: Tensor, problem: Regularisation, mass: float) -> Tensor:
+def _as_given(
+    cloud: TiledCloud, potential: Tensor, problem: Regularisation, mass: float, apart: Weightless | None
+) -> Tensor:
     """[n] in units of C and in the given order, for weights as given, of one in base 2 for weights that sum to one."""
-    return problem.eps * (math.log(2.0) * from_tiles(cloud, potential) - math.log(mass) / 2)
+    return problem.eps * (math.log(2.0) * extended(from_tiles(cloud, potential), apart) - math.log(mass) / 2)
 
 
 class _Budget:

@@ -1,4 +1,4 @@
-"""A pass on the CPU: kept tile pairs in batches, exponents formed in float64 and rounded to the clouds' precision."""
+"""A pass in torch: kept tile pairs in batches, exponents formed in float64 and rounded to the clouds' precision."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def sweep_blocked(
     """log2_sums, partial and anchor as in `Pass`."""
     tile, tiles = rows.tree.tile, rows.tree.tiles
     anchor = _anchor(rows, cols, starts, lists, u, v, k) if robust else torch.zeros_like(u, dtype=torch.float32)
-    sums = torch.zeros(tiles, tile, dtype=torch.float64)
-    stored = torch.empty(lists.shape[0], tile, dtype=torch.float32) if partial else None
+    sums = torch.zeros(tiles, tile, dtype=torch.float64, device=u.device)
+    stored = torch.empty(lists.shape[0], tile, dtype=torch.float32, device=u.device) if partial else None
     for batch, row_tiles, exponents in _batches(rows, cols, starts, lists, u - anchor.double(), v, k):
         s = exponents.exp2_().sum(2)
         sums.index_add_(0, row_tiles, s.double())
@@ -36,7 +36,7 @@ def apply_blocked(
     """sum_j 2^(t_ij - anchor_i) values_j [N, r], and anchor."""
     anchor = _anchor(rows, cols, starts, lists, u, v, k) if robust else torch.zeros_like(u, dtype=torch.float32)
     of_tiles = values.double().view(cols.tree.tiles, cols.tree.tile, -1)
-    out = torch.zeros(rows.tree.tiles, rows.tree.tile, values.shape[1], dtype=torch.float64)
+    out = torch.zeros(rows.tree.tiles, rows.tree.tile, values.shape[1], dtype=torch.float64, device=u.device)
     for batch, row_tiles, exponents in _batches(rows, cols, starts, lists, u - anchor.double(), v, k):
         out.index_add_(0, row_tiles, exponents.exp2_().double() @ of_tiles[lists[batch].long()])
     return out.flatten(0, 1), anchor
@@ -46,7 +46,7 @@ def _anchor(
     rows: TiledCloud, cols: TiledCloud, starts: Tensor, lists: Tensor, u: Tensor, v: Tensor, k: float
 ) -> Tensor:
     """The rows' largest exponents [N] float32, 0 where all are -inf."""
-    largest = torch.full((rows.tree.tiles, rows.tree.tile), -torch.inf, dtype=torch.float32)
+    largest = torch.full((rows.tree.tiles, rows.tree.tile), -torch.inf, dtype=torch.float32, device=u.device)
     for _, row_tiles, exponents in _batches(rows, cols, starts, lists, u, v, k):
         index = row_tiles[:, None].expand(-1, rows.tree.tile)
         largest.scatter_reduce_(0, index, exponents.amax(2).float(), "amax")

@@ -38,11 +38,12 @@ def sweep(
 
     starts [tiles + 1] int64, lists [K] int32. A plain sum is inf above 2^128, and terms under 2^-126 are lost: rows
     with |log2_sums| over 90, or not finite, are for a robust pass, at nearly twice the cost. The column pass is
-    sweep(y, x, mask.col_starts, mask.rows, v, u, k). Raises ValueError on shapes that do not fit.
+    sweep(y, x, mask.col_starts, mask.rows, v, u, k). Rows in tiles of one point meet columns in any tiles, on a GPU in
+    float64 only. Raises ValueError on shapes that do not fit.
     """
     _check(rows, cols, starts, lists, u, v)
     run: Any = sweep_blocked
-    if u.device.type == "cuda":
+    if _by_kernels(rows):
         from .triton_sweep import sweep_triton as run
     found = Pass(*run(rows, cols, starts, lists, u, v, k, robust=robust, partial=partial))
     if not robust or not bool(found.anchor.abs().amax() > LARGEST_ANCHOR):
@@ -66,7 +67,7 @@ def apply(
             f"values has shape {tuple(values.shape)}: give [{v.shape[0]}, columns], one row a column point"
         )
     run: Any = apply_blocked
-    if u.device.type == "cuda":
+    if _by_kernels(rows):
         from .triton_sweep import apply_triton as run
     sums, anchor = run(rows, cols, starts, lists, u, v, k, values, robust=robust)
     scale = torch.where(rows.weight > 0, rows.weight * anchor.double().exp2(), 0.0)
@@ -91,10 +92,15 @@ def tile_maxima(rows: TiledCloud, starts: Tensor, found: Pass) -> Tensor:
     return torch.cat(maxima)
 
 
+def _by_kernels(cloud: TiledCloud) -> bool:
+    """On a GPU, but for clouds in float64: kernels would round them."""
+    return cloud.local.is_cuda and cloud.local.dtype is torch.float32
+
+
 def _check(rows: TiledCloud, cols: TiledCloud, starts: Tensor, lists: Tensor, u: Tensor, v: Tensor) -> None:
     if rows.centre.shape[1] != cols.centre.shape[1]:
         raise ValueError(f"rows have dimension {rows.centre.shape[1]} but cols have {cols.centre.shape[1]}")
-    if rows.tree.tile != cols.tree.tile:
+    if rows.tree.tile != cols.tree.tile and (rows.tree.tile != 1 or _by_kernels(rows)):
         raise ValueError(f"rows come in tiles of {rows.tree.tile} but cols in tiles of {cols.tree.tile}: use one size")
     for name, potential, cloud in (("u", u, rows), ("v", v, cols)):
         if potential.shape != cloud.weight.shape or potential.dtype != torch.float64:
