@@ -51,7 +51,8 @@ class FixedIterations:
 
 @dataclass(frozen=True)
 class ToResidual:
-    """Stop when max(|P1 - a|_1, |P^T 1 - b|_1) <= tol, or at a limit."""
+    """Stop when max(|P1 - a|_1, |P^T 1 - b|_1) <= tol, of each problem where a task has several, or at a limit; the
+    seconds are those of all together."""
 
     tol: float
     max_iterations: int = 10_000
@@ -117,7 +118,7 @@ class Solution:
     system, the trace's residuals relative to the right-hand side.
     value, self_potentials: the Sinkhorn divergence as a scalar, and pairs (f [n], g [n]) and (f [m], g [m]) of each
     cloud's OT_eps with itself, if that is the task; f, g are then those of OT_eps(a, b), n_iterations of each of the
-    three problems, n_passes of all together, each over its own pairs.
+    three problems, None where they differ, n_passes of all together, each over its own pairs, and `converged` of all.
     solved: points x [n, d], y [m, d] that a solver put in the place of those given, as by rounding, where it can tell;
     or what makes them, called once no clock runs. The residual is judged on those given, and on these besides.
     stats: what else the solver counted, finite numbers by name, for reports that know these names.

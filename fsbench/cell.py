@@ -74,10 +74,10 @@ class _Rung:
     solver: Solver
     first_call_s: float
     seconds: float
-    residual: float | None
+    residual: float
 
     def passes(self, tol: float) -> bool:
-        return self.residual is not None and self.residual <= tol
+        return self.residual <= tol
 
 
 class Measurement:
@@ -153,12 +153,14 @@ class Measurement:
         for params, solver in zip(settings, solvers, strict=True):
             self._solver = solver
             solver.supports(self.cell.spec, self.cell.budget)
-            residual = _finite(self._score(self._keep(self._warm_up())).residual_l1)
+            kept = self._keep(self._warm_up())
+            scored = self._score(kept)
+            residual = _worst_residual(scored, self._divergence_columns(kept, scored))
             self._rungs.append(_Rung(params, solver, self._first_call_s, self._last_s, residual))
             self._backend.empty_cache()
             if self._rungs[-1].passes(tol):
                 break
-        chosen = min(self._rungs, key=lambda r: (not r.passes(tol), math.inf if r.residual is None else r.residual))
+        chosen = min(self._rungs, key=lambda r: (not r.passes(tol), r.residual))
         self._solver, self._first_call_s, self._last_s = chosen.solver, chosen.first_call_s, chosen.seconds
 
     def _warm_up(self) -> Solution:
@@ -244,10 +246,12 @@ class Measurement:
         memory = self._memory_pass() if self.cell.timing.memory else {}
         self.phase = Phase.SCORE
         scored = self._score(self._kept)
+        divergence = self._divergence_columns(self._kept, scored)
         product_error = None if self._kept.h_x is None else self._product_error(self._kept.h_x)
         reached = None
         if isinstance(self.cell.budget, ToResidual):
-            reached = scored.residual_l1 <= self.cell.budget.tol  # all pairs: nothing left out to add to it
+            worst = _worst_residual(scored, divergence)
+            reached = worst <= self.cell.budget.tol  # all pairs: nothing left out to add to it
             if product_error is not None:
                 reached = product_error <= PRODUCT_MARGIN * self.cell.budget.tol
         return {
@@ -260,7 +264,7 @@ class Measurement:
             **self._quality_columns(scored, reached=bool(reached)),
             "gradient_rel_err": self._gradient_error(),
             "hvp_rel_err": product_error,
-            **self._divergence_columns(scored),
+            **divergence,
             **memory,
         }
 
@@ -352,12 +356,12 @@ class Measurement:
         with _scoring():
             return _finite(error(self._clouds, kept.f, kept.g, *self._kept.gradients))
 
-    def _divergence_columns(self, scored: Score) -> Record:
+    def _divergence_columns(self, kept: _Kept, scored: Score) -> Record:
         """InvalidSolution if the potentials of a self problem cannot be scored."""
-        if self._kept.divergence is None:
+        if kept.divergence is None:
             return {}
         with _scoring():
-            return self._kept.divergence.columns(self.cell, self._clouds, scored)
+            return kept.divergence.columns(self.cell, self._clouds, scored)
 
     def _product_error(self, h_x: np.ndarray) -> float:
         with _scoring():
@@ -434,6 +438,11 @@ def _scoring() -> Iterator[None]:
         yield
     except ValueError as reason:
         raise InvalidSolution(str(reason)) from reason
+
+
+def _worst_residual(scored: Score, divergence: Record) -> float:
+    """Of all problems solved: a divergence's three, else one."""
+    return max(scored.residual_l1, divergence.get("self_residual_l1", 0.0))
 
 
 def _finite(value: float) -> float | None:

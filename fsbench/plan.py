@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fsbench import compose
-from fsbench.api import Budget, Cell, FixedIterations, Task, Timing, ToResidual, budget_from_dict
+from fsbench.api import Budget, Cell, Task, Timing, ToResidual, budget_from_dict
 from fsbench.compose import ConfigError
 from fsbench.env import constructor_arguments, has_gpu
 from fsbench.problems import parameters
@@ -132,9 +132,6 @@ def _expand(config: dict[str, Any], config_dirs: list[Path], device: str, timeou
 
     if task is Task.HVP and not all(isinstance(budget, ToResidual) for budget in budgets):
         raise ConfigError("task=hvp needs a budget of kind to_residual, whose tol is that of the linear system")
-
-    if task is Task.DIVERGENCE and not all(isinstance(budget, FixedIterations) for budget in budgets):
-        raise ConfigError("task=divergence needs a budget of kind fixed_iterations, of each of its three problems")
 
     cells: dict[str, Cell] = {}
     sizes = itertools.product(

@@ -113,17 +113,16 @@ class FlashSinkhornPypi:
         settings = (self.allow_tf32, eps, n_iters, threshold, self.inner_iterations, self.autotune)
         debias = problem.spec.task is Task.DIVERGENCE
         loss = _loss(self.updates, *settings, potentials=forward, debias=debias)
-        if debias:
-            return _divergence(loss, problem, scale, sweeps)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
+            if debias:
+                return _divergence(loss, problem, scale, sweeps if threshold is None else None, caught)
             f, g, *gradients = _potentials(loss, problem) if forward else _with_gradients(loss, problem)
         if scale != 1:
             f, g, *gradients = (scale * found for found in (f, g, *gradients))
         solution = Solution(f, g, sweeps, 2.0 * sweeps)
         if threshold is not None:
-            converged = not any("convergence to threshold" in str(warning.message) for warning in caught)
-            solution = Solution(f, g, n_iterations=None, n_passes=None, converged=converged)
+            solution = Solution(f, g, n_iterations=None, n_passes=None, converged=_converged(caught))
         if self.allow_tf32:
             solution = replace(solution, solved=partial(_rounded, problem))
         return solution if forward else solution.with_gradients(*gradients, passes=2)
@@ -171,16 +170,23 @@ def _with_gradients(loss: SamplesLoss, problem: Problem) -> tuple[torch.Tensor, 
     return *_saved_potentials(value.grad_fn, len(x), len(y)), *torch.autograd.grad(value, (x, y))
 
 
-def _divergence(loss: SamplesLoss, problem: Problem, scale: float, sweeps: int) -> Solution:
-    """Without any backward pass: the clouds ask for gradients so that the loss keeps its potentials."""
+def _converged(caught: list[warnings.WarningMessage]) -> bool:
+    return not any("convergence to threshold" in str(warning.message) for warning in caught)
+
+
+def _divergence(
+    loss: SamplesLoss, problem: Problem, scale: float, sweeps: int | None, caught: list[warnings.WarningMessage]
+) -> Solution:
+    """Without any backward pass: the clouds ask for gradients so that the loss keeps its potentials. sweeps: None where
+    a threshold ends each problem; then warnings tell whether all got there."""
     x, y = (points.detach().requires_grad_() for points in (problem.x, problem.y))
     value = loss(problem.a, x, problem.b, y)
     sizes = (len(x), len(y)), (len(x), len(x)), (len(y), len(y))
     nodes = _cost_nodes(value.grad_fn)
     saved = (_saved_potentials(node, *size) for node, size in zip(nodes, sizes, strict=True))
     (f, g), of_x, of_y = ((scale * f, scale * g) for f, g in saved)
-    passes = 3 * 2.0 * sweeps
-    return Solution(f, g, sweeps, passes, value=scale * value.detach(), self_potentials=(of_x, of_y))
+    passes, converged = (None, _converged(caught)) if sweeps is None else (3 * 2.0 * sweeps, None)
+    return Solution(f, g, sweeps, passes, converged, value=scale * value.detach(), self_potentials=(of_x, of_y))
 
 
 def _saved_potentials(node: Any, n: int, m: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ from solvers.common.scheme import Scheme
 
 from .inputs.checks import checked_inputs
 from .iteration.solver import Result, solve
+from .losses.notices import NotConverged
 from .losses.transport import transport
 from .plan.hvp import HessianProduct, hvp
 from .plan.operators import gradient
@@ -58,7 +60,11 @@ class FlashSinkhorn:
             self._product(Problem(x, y, None, None, spec), f, g, x, ToResidual(1.0, max_iterations=1))
             return
         if spec.task is Task.DIVERGENCE:
-            self._divergence(Problem(x, y, None, None, spec), 2)
+            self._divergence(Problem(x, y, None, None, spec), FixedIterations(2))
+            if isinstance(budget, ToResidual):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", NotConverged)
+                    self._divergence(Problem(x, y, None, None, spec), ToResidual(1e-12, max_iterations=4))
             return
         result = solve(x, y, eps=spec.eps, cost_scale=spec.cost_scale, n_iterations=2, **self.options)
         if spec.task is Task.FORWARD_BACKWARD:
@@ -69,16 +75,7 @@ class FlashSinkhorn:
     def solve(self, problem: Problem, budget: Budget) -> Solution:
         spec = problem.spec
         if spec.task is Task.DIVERGENCE:
-            assert isinstance(budget, FixedIterations)
-            return self._divergence(problem, budget.iterations)
-        if isinstance(budget, FixedIterations):
-            limits: dict[str, Any] = {"n_iterations": budget.iterations}
-        else:
-            limits = {
-                "tol": budget.tol,
-                "max_iterations": budget.max_iterations,
-                "max_seconds": budget.max_seconds,
-            }
+            return self._divergence(problem, budget)
         result = solve(
             problem.x,
             problem.y,
@@ -86,7 +83,7 @@ class FlashSinkhorn:
             problem.b,
             eps=spec.eps,
             cost_scale=spec.cost_scale,
-            **limits,
+            **_limits(budget),
             **self.options,
         )
         at_eps = [check for check in result.trace if check.eps == result.eps]  # the start looks at larger eps as well
@@ -130,7 +127,7 @@ class FlashSinkhorn:
             precision=self.options["precision"],
         )
 
-    def _divergence(self, problem: Problem, n_iterations: int) -> Solution:
+    def _divergence(self, problem: Problem, budget: Budget) -> Solution:
         """As a user calls it; a self problem's iteration is one sweep, and its potential serves both sides."""
         found = transport(
             problem.x,
@@ -140,11 +137,13 @@ class FlashSinkhorn:
             eps=problem.spec.eps,
             cost_scale=problem.spec.cost_scale,
             debias=True,
-            n_iterations=n_iterations,
             precision=self.options["precision"],
+            **_limits(budget),
         )
         own = (found.f_self, found.f_self), (found.g_self, found.g_self)
-        return Solution(found.f, found.g, n_iterations, found.n_passes, value=found.divergence, self_potentials=own)
+        n_iterations = budget.iterations if isinstance(budget, FixedIterations) else None
+        counts = n_iterations, found.n_passes, found.converged
+        return Solution(found.f, found.g, *counts, value=found.divergence, self_potentials=own)
 
     def _gradient(self, problem: Problem, result: Result) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows normalised by their own sums: one sweep a cloud."""
@@ -160,6 +159,13 @@ class FlashSinkhorn:
             cost_scale=spec.cost_scale,
             precision=self.options["precision"],
         )
+
+
+def _limits(budget: Budget) -> dict[str, Any]:
+    """As `solve` and `transport` take them."""
+    if isinstance(budget, FixedIterations):
+        return {"n_iterations": budget.iterations}
+    return {"tol": budget.tol, "max_iterations": budget.max_iterations, "max_seconds": budget.max_seconds}
 
 
 def _solved(problem: Problem, precision: Precision) -> Callable[[], tuple[torch.Tensor, torch.Tensor]] | None:

@@ -28,10 +28,10 @@ def supported(driver, spec) -> Budget:
     pytest.skip("; ".join(reasons))
 
 
-def solved(driver, x, y, a, b, *, eps: float, cost_scale: float = 1.0):
+def solved(driver, x, y, a, b, *, eps: float, cost_scale: float = 1.0, budget: Budget | None = None):
     """The solution, and the budget it was found with."""
     spec = driver.spec(x, y, eps, cost_scale, task=Task.DIVERGENCE)
-    solver, budget = driver.build(), supported(driver, spec)
+    solver, budget = driver.build(), budget or supported(driver, spec)
     solver.prepare(spec, budget)
     return solver.solve(driver.problem(solver, x, y, a, b, spec), budget), budget
 
@@ -58,6 +58,26 @@ def test_value_is_that_of_the_potentials(driver, d, cost_scale):
         assert solution.n_iterations == 10 and solution.n_passes >= 40
     else:
         assert solution.converged and solution.n_passes > 3
+
+
+def test_each_problem_is_solved_to_the_residual(driver):
+    (x, a), (y, b), budget = cloud(1, 53), cloud(2, 37), ToResidual(1e-3)
+    a[4] = 0
+    a /= a.sum()
+    try:
+        driver.build().supports(driver.spec(x, y, 0.05, 1.0, task=Task.DIVERGENCE), budget)
+    except Unsupported as reason:
+        pytest.skip(str(reason))
+    solution, _ = solved(driver, x, y, a, b, eps=0.05, budget=budget)
+    of_x, of_y = solution.self_potentials
+    allowed = budget.tol + driver.rounding((x, y, a, b), 1.0, "float32") / 0.05
+    for potentials, problem in (
+        ((solution.f, solution.g), (x, y, a, b)),
+        (of_x, (x, x, a, a)),
+        (of_y, (y, y, b, b)),
+    ):
+        assert score(*map(host, potentials), *problem, eps=0.05, cost_scale=1.0).residual <= allowed
+    assert solution.n_iterations is None and solution.converged is not False
 
 
 def test_iterations_of_the_pair_are_those_of_a_forward_solve(driver):

@@ -186,14 +186,19 @@ class Curves(Sinkhorn):
 
 
 class Diverges(Sinkhorn):
-    """Three plain solves, but for what `wrong` says."""
+    """Three plain solves, each of the self problems in at most `most_self` iterations, but for what `wrong` says."""
 
-    def __init__(self, *, wrong: str = "") -> None:
+    def __init__(self, *, wrong: str = "", most_self: int = 2000) -> None:
         super().__init__()
-        self.wrong = wrong
+        self.wrong, self.most_self = wrong, most_self
 
     def solve(self, problem: Problem, budget: Budget) -> Solution:
-        solve, x, y, a, b = super().solve, problem.x, problem.y, problem.a, problem.b
+        x, y, a, b = problem.x, problem.y, problem.a, problem.b
+
+        def solve(one: Problem, budget: Budget) -> Solution:
+            own = replace(budget, max_iterations=self.most_self) if isinstance(budget, ToResidual) else budget
+            return super(Diverges, self).solve(one, budget if len(one.x) != len(one.y) else own)
+
         clouds = (x, x, a, a), (y, y, b, b), (x, y, a, b)
         solved = [solve(Problem(*cloud, problem.spec), budget) for cloud in clouds]
         if self.wrong == "self":

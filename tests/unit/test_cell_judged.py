@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -221,6 +222,26 @@ def test_a_wrong_value_and_wrong_potentials_of_a_self_problem_show_as_errors() -
     assert off["value_rel_err"] == pytest.approx(0.25)
     # Its value agrees with its potentials: only their residual tells.
     assert lost["value_rel_err"] < 1e-12 and lost["self_residual_l1"] > 10 * right["self_residual_l1"]
+
+
+def test_a_divergence_has_converged_once_all_three_problems_have() -> None:
+    to_residual = DIVERGENCE | {"budget": ToResidual(1e-6)}
+    _, record = run(make(Diverges, **to_residual))
+    assert record["status"] == "ok" and record["residual_reached"] is True
+    assert max(record["residual_l1"], record["self_residual_l1"]) < 1e-6
+    for wrong in ({"most_self": 2}, {"wrong": "self"}):
+        _, record = run(make(Diverges, **wrong, **to_residual))
+        assert record["residual_l1"] < 1e-6 < record["self_residual_l1"]
+        assert record["status"] == "not_converged" and record["residual_reached"] is False
+
+
+def test_rungs_of_a_divergence_pass_by_the_worst_of_its_problems() -> None:
+    rungs = {"most_self": 1}, {"most_self": 2}, {"most_self": 2000}, {"most_self": 3}
+    measurement, record = run(make(Diverges, ladder=rungs, **DIVERGENCE | {"budget": ToResidual(1e-6)}))
+    tried = json.loads(record["ladder"])
+    assert [rung["params"]["most_self"] for rung in tried] == [1, 2, 2000]
+    assert tried[0]["residual"] > tried[1]["residual"] > 1e-6 >= tried[2]["residual"]
+    assert record["status"] == "ok" and measurement._solver.most_self == 2000
 
 
 @pytest.mark.parametrize(

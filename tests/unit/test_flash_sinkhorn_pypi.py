@@ -75,13 +75,20 @@ def test_a_divergence_has_the_potentials_of_its_three_problems(monkeypatch):
     monkeypatch.setattr(_autograd, "sinkhorn_flashstyle_alternating", solve)
     x, y, a, b = torch.randn(3, 2), torch.randn(2, 2), torch.full((3,), 1 / 3), torch.full((2,), 0.5)
     spec = Spec(3, 2, 2, EPS, 1.0, "float32", "cpu", Task.DIVERGENCE)
-    found = adapter._divergence(debiased, Problem(x, y, a, b, spec), 2.0, 10)
+    problem = Problem(x, y, a, b, spec)
+    found = adapter._divergence(debiased, problem, 2.0, 10, [])
     pairs = (found.f, found.g), *found.self_potentials
     for got, size in zip(pairs, ((3, 2), (3, 3), (2, 2)), strict=True):
         assert all(torch.equal(p, 2 * want) for p, want in zip(got, known[size], strict=True))
     duals = [w @ f + v @ g for (f, g), (w, v) in zip(pairs, ((a, b), (a, a), (b, b)), strict=True)]
     torch.testing.assert_close(found.value, duals[0] - duals[1] / 2 - duals[2] / 2)
     assert found.n_passes == 60.0 and not found.value.requires_grad
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert adapter._divergence(debiased, problem, 2.0, None, caught).converged
+        warnings.warn("no convergence to threshold in 10 iterations", stacklevel=1)
+    short = adapter._divergence(debiased, problem, 2.0, None, caught)
+    assert (short.n_iterations, short.n_passes, short.converged) == (None, None, False)
 
 
 @pytest.mark.parametrize("task", list(Task))

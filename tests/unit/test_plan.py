@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fsbench import compose
-from fsbench.api import Cell, FixedIterations, Task, ToResidual
+from fsbench.api import Cell, FixedIterations, Task, ToResidual, budget_to_dict
 from fsbench.compose import ConfigError
 from fsbench.plan import make_plan
 
@@ -229,10 +229,11 @@ def test_a_limit_on_the_command_line_wins_over_the_file_and_says_so(conf, plan):
     assert shorter.notices == ("timeout_s=5 replaces the experiment's own 60",)
 
 
-def test_a_divergence_is_of_fixed_iterations(plan):
-    assert plan("n=10", "d=3", "task=divergence").cells[0].spec.task is Task.DIVERGENCE
-    with pytest.raises(ConfigError, match="task=divergence needs a budget of kind fixed_iterations"):
-        plan("n=10", "d=3", "task=divergence", "budget={kind: to_residual, tol: 1e-3}")
+def test_a_divergence_is_of_fixed_iterations_or_to_a_residual(plan):
+    for budget in (FixedIterations(3), ToResidual(1e-3)):
+        kind = json.dumps(budget_to_dict(budget)).replace('"', "")
+        for cell in plan("n=10", "d=3", "task=divergence", f"budget={kind}").cells:
+            assert cell.spec.task is Task.DIVERGENCE and cell.budget == budget
 
 
 @pytest.mark.parametrize(
