@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 
 from ..inputs.checks import Inputs
-from ..sweeps.blocked_sweeps import (
-    BLOCK_COLS,
-    BLOCK_ROWS,
-    BlockedCloud,
-    BlockedSweeps,
-    _direct_exponents,
-    _left_factor,
-    _right_factor,
-)
+from ..sweeps.blocked_sweeps import BlockedCloud, BlockedSweeps, row_blocks
+from ..sweeps.threads import each_block
 from .averages import Averages, Motion
 
 
 class BlockedAverages(Averages[BlockedCloud]):
-    """Never stores more than a few blocks of scores."""
+    """Never stores more than a few blocks of scores a thread."""
 
     sweeps: BlockedSweeps
 
@@ -40,13 +32,13 @@ class BlockedAverages(Averages[BlockedCloud]):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         dtype = rows.row_bias.dtype
         values = self._centred(cols) if values is None else values.to(dtype)
-        sums = torch.empty(rows.n, dtype=torch.float64)
-        means = torch.empty(rows.n, values.shape[1], dtype=dtype)
-        for block in _blocks(rows.n, BLOCK_ROWS):
+        exponents = self.sweeps.exponents(rows, cols)
+
+        def of_rows(block: slice) -> tuple[torch.Tensor, torch.Tensor]:
             size = block.stop - block.start
             total, moment = torch.zeros(size, dtype=dtype), torch.zeros(size, values.shape[1], dtype=dtype)
             maximum = torch.full((size,), 0.0 if settled else torch.finfo(dtype).min, dtype=dtype)
-            for opposite, p in self._exponents(rows, cols, block):
+            for opposite, p, _ in exponents(block):
                 if not settled:
                     new_maximum = torch.maximum(maximum, p.amax(1))
                     shrink = torch.exp2(maximum - new_maximum)
@@ -57,9 +49,10 @@ class BlockedAverages(Averages[BlockedCloud]):
                 p.exp2_()
                 total += p.sum(1)
                 moment.addmm_(p, values[opposite])
-            means[block] = moment / total[:, None]
-            sums[block] = maximum.double() + total.double().log2()
-        return means, sums
+            return moment / total[:, None], maximum.double() + total.double().log2()
+
+        means, sums = zip(*each_block(of_rows, row_blocks(rows.n)), strict=True)
+        return torch.cat(means), torch.cat(sums)
 
     @torch.autocast("cpu", enabled=False)
     def _moments(
@@ -74,22 +67,24 @@ class BlockedAverages(Averages[BlockedCloud]):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         dtype = rows.row_bias.dtype
         x, y = self._centred(rows), self._centred(cols)
-        means, moments = torch.empty(rows.n, dtype=dtype), torch.empty_like(x)
         left, right = _change_factors(x, y, alpha, beta, motion, 2.0 * self.cost_scale)
-        for block in _blocks(rows.n, BLOCK_ROWS):
+        exponents = self.sweeps.exponents(rows, cols)
+
+        def of_rows(block: slice) -> tuple[torch.Tensor, torch.Tensor]:
             size = block.stop - block.start
             total, first = torch.zeros(size, dtype=dtype), torch.zeros(size, dtype=dtype)
             second = torch.zeros(size, y.shape[1], dtype=dtype)
-            for opposite, p in self._exponents(rows, cols, block):
+            for opposite, p, scratch in exponents(block):
                 p.exp2_()
                 total += p.sum(1)
-                p.mul_(left[block] @ right[opposite].T)
+                p.mul_(torch.mm(left[block], right[opposite].T, out=scratch))
                 first += p.sum(1)
                 if with_points:
                     second.addmm_(p, y[opposite])
-            means[block] = first / total
-            moments[block] = second / total[:, None]
-        return means, moments
+            return first / total, second / total[:, None]
+
+        means, moments = zip(*each_block(of_rows, row_blocks(rows.n)), strict=True)
+        return torch.cat(means), torch.cat(moments)
 
     def _centred(self, cloud: BlockedCloud) -> torch.Tensor:
         """[n, d] about `centre`."""
@@ -97,19 +92,6 @@ class BlockedAverages(Averages[BlockedCloud]):
             return cloud.points
         points = self.inputs.x if cloud.points is self.sweeps.x.points else self.inputs.y
         return (points.double() - self.centre).to(points.dtype)
-
-    def _exponents(self, rows: BlockedCloud, cols: BlockedCloud, block: slice) -> Iterator[tuple[slice, torch.Tensor]]:
-        """(columns, exponents [rows, columns] to be overwritten) block by block."""
-        size = block.stop - block.start
-        buffers = torch.empty(2, size, min(BLOCK_COLS, cols.n), dtype=rows.row_bias.dtype)
-        left = None if self.sweeps.direct else _left_factor(rows, block, self.sweeps.scale)
-        for opposite in _blocks(cols.n, BLOCK_COLS):
-            exponents, scratch = buffers[:, :, : opposite.stop - opposite.start]
-            if left is None:
-                _direct_exponents(rows, cols, block, opposite, self.sweeps.scale, exponents, scratch)
-            else:
-                torch.mm(left, _right_factor(cols, opposite).T, out=exponents)
-            yield opposite, exponents
 
 
 def _change_factors(
@@ -130,7 +112,3 @@ def _change_factors(
     right += [torch.ones_like(beta), beta]
     dtype = x.dtype
     return torch.cat([part.to(dtype) for part in left], 1), torch.cat([part.to(dtype) for part in right], 1)
-
-
-def _blocks(n: int, size: int) -> Iterator[slice]:
-    return (slice(start, min(start + size, n)) for start in range(0, n, size))

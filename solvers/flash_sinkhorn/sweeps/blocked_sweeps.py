@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from threading import local
 
 import torch
 
 from ..inputs.checks import Inputs
 from .sweeps import Cloud, Sweeps
+from .threads import LEAST_DIVIDED, each_block
 from .tiles import LARGEST_DIRECT_DIMENSION, LOG2_E
 
-BLOCK_ROWS, BLOCK_COLS = 512, 2048  # large enough that starting the threads of each operation does not count
+BLOCK_ROWS, BLOCK_COLS = 512, 2048  # operations so long that threads seldom meet in the interpreter between them
 LARGEST_LOG2_SUM = 60.0
 
 
@@ -31,7 +34,7 @@ class BlockedCloud(Cloud):
 class BlockedSweeps(Sweeps[BlockedCloud]):
     """One problem on the CPU; C = cost_scale |x - y|^2.
 
-    Never stores more than one block of scores. Low d takes direct differences, high d one product a block.
+    Never stores more than one block of scores a thread. Low d takes direct differences, high d one product a block.
     """
 
     rounded = improvable = False
@@ -40,9 +43,13 @@ class BlockedSweeps(Sweeps[BlockedCloud]):
         self.cost_scale = cost_scale
         self.direct = inputs.x.shape[1] <= LARGEST_DIRECT_DIMENSION
         self.scale, self.exponent_dtype = 0.0, inputs.x.dtype
+        self._of_thread = local()
         centre = inputs.direct_centre if self.direct else inputs.centre
-        self.x = self._store(inputs.x, inputs.a, centre)
-        self.y = self._store(inputs.y, inputs.b, centre)
+
+        def store(side: tuple[torch.Tensor, torch.Tensor]) -> BlockedCloud:
+            return self._store(*side, centre)
+
+        self.x, self.y = each_block(store, ((inputs.x, inputs.a), (inputs.y, inputs.b)))
 
     def _store(self, points: torch.Tensor, weight: torch.Tensor, centre: torch.Tensor) -> BlockedCloud:
         dtype = points.dtype
@@ -76,27 +83,48 @@ class BlockedSweeps(Sweeps[BlockedCloud]):
         cloud.col_bias.copy_(bias + cloud.log2_weight)
 
     def sweep(self, rows: BlockedCloud, cols: BlockedCloud) -> torch.Tensor:
-        log2_sums = self._log2_sums(rows, cols, with_maximum=rows.guarded)
-        if not bool((log2_sums.abs() < LARGEST_LOG2_SUM).all()):  # false for nan too
-            log2_sums = self._log2_sums(rows, cols, with_maximum=True)
-        return log2_sums[None]
+        exponents = self.exponents(rows, cols)
 
-    def _log2_sums(self, rows: BlockedCloud, cols: BlockedCloud, *, with_maximum: bool) -> torch.Tensor:
-        col_blocks = range(0, cols.n, BLOCK_COLS)
-        partial = torch.empty(len(col_blocks), rows.n, dtype=rows.points.dtype)
-        buffers = torch.empty(2, min(BLOCK_ROWS, rows.n), min(BLOCK_COLS, cols.n), dtype=rows.points.dtype)
-        for row_start in range(0, rows.n, BLOCK_ROWS):
-            block = slice(row_start, min(row_start + BLOCK_ROWS, rows.n))
+        def log2_sums(block: slice) -> torch.Tensor:
+            found = _log2_sums(exponents(block), with_maximum=rows.guarded)
+            if not bool((found.abs() < LARGEST_LOG2_SUM).all()):  # false for nan too
+                found = _log2_sums(exponents(block), with_maximum=True)
+            return found
+
+        divided = not self.direct or rows.n * cols.n >= LEAST_DIVIDED
+        blocks = row_blocks(rows.n)
+        found = each_block(log2_sums, blocks) if divided else [log2_sums(block) for block in blocks]
+        return torch.cat(found)[None]
+
+    def exponents(
+        self, rows: BlockedCloud, cols: BlockedCloud
+    ) -> Callable[[slice], Iterator[tuple[slice, torch.Tensor, torch.Tensor]]]:
+        """Of a block of rows: (columns, their exponents [rows, columns], scratch of that shape) block by block.
+
+        The next block of the thread overwrites both.
+        """
+        right = None if self.direct else _right_factor(cols)
+
+        def of_rows(block: slice) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+            size, buffers = block.stop - block.start, self._buffers_of_thread()
             left = None if self.direct else _left_factor(rows, block, self.scale)
-            for index, col_start in enumerate(col_blocks):
-                opposite = slice(col_start, min(col_start + BLOCK_COLS, cols.n))
-                exponents, scratch = buffers[:, : block.stop - block.start, : opposite.stop - opposite.start]
-                if left is None:
-                    _direct_exponents(rows, cols, block, opposite, self.scale, exponents, scratch)
+            for opposite in _blocks(cols.n, BLOCK_COLS):
+                width = opposite.stop - opposite.start
+                out, scratch = buffers[:, : size * width].view(2, size, width)
+                if left is None or right is None:
+                    _direct_exponents(rows, cols, block, opposite, self.scale, out, scratch)
                 else:
-                    torch.mm(left, _right_factor(cols, opposite).T, out=exponents)
-                partial[index, block] = _log2_sum_exp2(exponents, with_maximum=with_maximum)
-        return torch.logsumexp(partial.double() / LOG2_E, 0) * LOG2_E
+                    torch.mm(left, right[opposite].T, out=out)
+                yield opposite, out, scratch
+
+        return of_rows
+
+    def _buffers_of_thread(self) -> torch.Tensor:
+        """[2, pairs of a block], kept from sweep to sweep: fresh memory costs more than the arithmetic on it."""
+        if not hasattr(self._of_thread, "buffers"):
+            with torch.inference_mode(False):  # to be written to in either mode
+                self._of_thread.buffers = torch.empty(2, BLOCK_ROWS * BLOCK_COLS, dtype=self.exponent_dtype)
+        return self._of_thread.buffers
 
     def settle(self, rows: BlockedCloud, partial: torch.Tensor, *, relaxation: float, damping: float) -> None:
         rows.used.copy_(rows.row_bias.double() + self.scale * rows.half_square)
@@ -104,8 +132,8 @@ class BlockedSweeps(Sweeps[BlockedCloud]):
         rows.potential.copy_(rows.used - relaxation * excess)
         rows.guarded = False
         self._derive_biases(rows)
-        deviation = torch.expm1(excess / LOG2_E).abs()
-        rows.residual.fill_((rows.weight * deviation)[rows.weight > 0].sum())
+        deviation = (torch.exp2(excess) - 1.0).abs()  # of row sums in float64: expm1 would tell no more
+        rows.residual.fill_(torch.where(rows.weight > 0, rows.weight * deviation, 0.0).sum())
 
     def take_potential(self, cloud: BlockedCloud, potential: torch.Tensor) -> None:
         cloud.potential.copy_(potential)
@@ -118,10 +146,10 @@ def _left_factor(rows: BlockedCloud, block: slice, scale: float) -> torch.Tensor
     return torch.cat([q, bias, torch.ones_like(bias)], 1)
 
 
-def _right_factor(cols: BlockedCloud, block: slice) -> torch.Tensor:
+def _right_factor(cols: BlockedCloud) -> torch.Tensor:
     """[k_j, 1, col_bias_j]."""
-    bias = cols.col_bias[block, None]
-    return torch.cat([cols.points[block], torch.ones_like(bias), bias], 1)
+    bias = cols.col_bias[:, None]
+    return torch.cat([cols.points, torch.ones_like(bias), bias], 1)
 
 
 def _direct_exponents(
@@ -134,14 +162,26 @@ def _direct_exponents(
     scratch: torch.Tensor,
 ) -> None:
     torch.add(rows.row_bias[block, None], cols.col_bias[None, opposite], out=out)
-    for q, k in zip(rows.points, cols.points, strict=True):
-        torch.sub(q[block, None], k[None, opposite], out=scratch)
+    for q, k in zip(rows.points[:, block, None], cols.points[:, None, opposite], strict=True):
+        torch.sub(q, k, out=scratch)
         out.addcmul_(scratch, scratch, value=scale)
 
 
-def _log2_sum_exp2(exponents: torch.Tensor, *, with_maximum: bool) -> torch.Tensor:
-    """log2 sum_j 2^t_ij of each row; overwrites `exponents`."""
+def _log2_sums(blocks: Iterable[tuple[slice, torch.Tensor, torch.Tensor]], *, with_maximum: bool) -> torch.Tensor:
+    """log2 sum_j 2^t_ij [rows] in float64, of `BlockedSweeps.exponents`."""
     if not with_maximum:
-        return exponents.exp2_().sum(1).log2_()
-    maximum = exponents.amax(1, keepdim=True).clamp_min_(torch.finfo(exponents.dtype).min)  # all weights zero
-    return maximum[:, 0] + exponents.sub_(maximum).exp2_().sum(1).log2_()
+        return torch.stack([t.exp2_().sum(1) for _, t, _ in blocks]).sum(0, dtype=torch.float64).log2_()
+    partial = []
+    for _, t, _ in blocks:
+        maximum = t.amax(1, keepdim=True).clamp_min_(torch.finfo(t.dtype).min)  # all weights zero
+        partial.append(maximum[:, 0] + t.sub_(maximum).exp2_().sum(1).log2_())
+    return torch.logsumexp(torch.stack(partial).double() / LOG2_E, 0) * LOG2_E
+
+
+def row_blocks(n: int) -> Iterator[slice]:
+    """What one thread takes of n rows at a time."""
+    return _blocks(n, BLOCK_ROWS)
+
+
+def _blocks(n: int, size: int) -> Iterator[slice]:
+    return (slice(start, min(start + size, n)) for start in range(0, n, size))

@@ -1,0 +1,56 @@
+"""Blocks of work on the CPU, each computed by one thread.
+
+torch divides every operation among threads and waits for the last of them: on a machine that does other work too, for
+one that is not running, some milliseconds an operation. Threads of our own wait once, at the end of all blocks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from threading import Thread
+from typing import TypeVar
+
+import torch
+
+LEAST_DIVIDED = 1 << 15  # elements from which on torch divides sums and differences; products, from a few on
+MOST_THREADS = 16  # more would wait for the interpreter
+
+Block = TypeVar("Block")
+Result = TypeVar("Result")
+
+
+def each_block(work: Callable[[Block], Result], blocks: Iterable[Block]) -> list[Result]:
+    """work(block) of every block, in the order of the blocks, in as many threads as torch would use, 16 at most.
+
+    Operations of `work` are not divided any further. The first exception ends it: blocks not begun are dropped.
+    """
+    threads = torch.get_num_threads()
+    if threads == 1:
+        return [work(block) for block in blocks]
+    inference, grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+
+    def as_here(block: Block) -> Result:
+        with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+            return work(block)
+
+    return list(_pool(threads).map(as_here, blocks))
+
+
+@lru_cache(maxsize=1)
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(threads, MOST_THREADS), initializer=_divide_no_operation, initargs=(threads,))
+
+
+def _divide_no_operation(default: int) -> None:
+    torch.get_num_threads()  # a thread takes the default when it is first asked, and after that keeps what it is set to
+    torch.set_num_threads(1)  # of this thread, and the default from now on: a second thread puts that back
+    restoring = Thread(target=torch.set_num_threads, args=(default,))
+    restoring.start()
+    restoring.join()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # a child process has none of its parent's threads
