@@ -119,11 +119,6 @@ class TestOperator:
             found = case.operator.averages.cost_change_means(motion)
             torch.testing.assert_close(found[case.live_x], expected[case.live_x], rtol=0, atol=2 * d * FLOAT32_SUMS)
 
-    def test_second_derivatives_are_refused(self, case):
-        zero = torch.zeros(700), torch.zeros(610)
-        with pytest.raises(NotImplementedError, match="dense solver"):
-            case.operator.averages.moments(*zero, Motion(None, None))
-
     @pytest.mark.parametrize("values", [torch.ones(3), torch.ones(610, dtype=torch.int64), torch.ones(610, 0)], ids=str)
     def test_bad_values_are_named(self, case, values):
         with pytest.raises(ValueError, match="v must"):

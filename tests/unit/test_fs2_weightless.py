@@ -176,6 +176,21 @@ class TestPlan:
             found_change = found.plan.averages.cost_change_means(motion)[zero]
             assert ((found_change - (rows * change).sum(1)).abs() <= allowed).all()
 
+    def test_second_derivatives_are_as_without_them(self):
+        case, tol = Case(2), 1e-6
+        case.x[(case.a == 0).nonzero()[0]] = 1e30
+        live_x, live_y, options = case.a > 0, case.b > 0, {"eps": case.eps, "cost_scale": SCALE, "tol": tol}
+        found = transport(case.x, case.y, case.a, case.b, **options)
+        alone = transport(case.x[live_x], case.y[live_y], case.a[live_x], case.b[live_y], **options)
+        v, w = uniform(len(case.x), 2, 6) - 0.5, uniform(len(case.y), 2, 7) - 0.5
+        mine, other = found.plan.hvp(v, w, tol=1e-8), alone.plan.hvp(v[live_x], w[live_y], tol=1e-8)
+        assert mine.converged and other.converged
+        for own, alike, live in ((mine.h_x, other.h_x, live_x), (mine.h_y, other.h_y, live_y)):
+            assert not own[~live].any()
+            # both are off by tol over the least eigenvalue of the system, of order eps / extent^2
+            assert (own[live] - alike).norm() <= 2 * tol / case.eps * alike.norm()
+        assert mine.h_a.isfinite().all() and mine.h_b.isfinite().all()
+
     def test_all_else_is_as_without_them(self):
         """Gradients in points, sums and costs."""
         case = Case(2)

@@ -68,7 +68,7 @@ class TestMultiscale:
         assert "linear cost" in capsys.readouterr().out
         assert found.plan.row_omitted().sum() <= TOL
 
-    def test_second_derivatives_go_over_all_pairs(self, device):
+    def test_second_derivatives_are_those_over_all_pairs(self, device):
         products = []
         for backend in ("multiscale", "online"):
             _, x, _, y = leaves(problem(device))

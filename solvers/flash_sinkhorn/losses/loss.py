@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from ..inputs.checks import Inputs, positive
-from ..plan.hvp import hvp
+from ..plan.hvp import HessianProduct, hvp
 from ..plan.operators import Plan
 from ..sweeps.tiles import Precision
 from .notices import NotConverged, tell
@@ -172,7 +172,7 @@ class Pair:
 
     def hessian_times(self, tensors: Sequence[torch.Tensor], direction: Gradients) -> Gradients:
         """Change of the four gradients along a direction in (x, y, a, b); None is zero."""
-        x, y, a, b, f, g = tensors
+        a, b, f, g = tensors[2:]
         problem = self.problem
         v_x, v_y, v_a, v_b = direction
         if all(v is None for v in direction):
@@ -184,24 +184,7 @@ class Pair:
         u_a = torch.zeros_like(a) if v_a is None else v_a
         u_b = torch.zeros_like(b) if v_b is None else v_b
         tangent = _onto_equal_masses(a, b, u_a, u_b) if problem.balanced else (u_a, u_b)
-        product = hvp(
-            x,
-            y,
-            a,
-            b,
-            f,
-            g,
-            v_x,
-            v_y,
-            tangent[0] if in_weights else None,
-            tangent[1] if in_weights else None,
-            eps=problem.eps,
-            cost_scale=problem.cost_scale,
-            rho_x=problem.rho_x,
-            rho_y=problem.rho_y,
-            tol=problem.hessian_tol,
-            precision=problem.precision,
-        )
+        product = self.product(tensors, (v_x, v_y, *(tangent if in_weights else (None, None))))
         if not product.converged:
             tell(
                 f"second derivatives: the linear solve ended at relative residual {product.residual:.0e} (hessian_tol "
@@ -217,6 +200,20 @@ class Pair:
             c_a, c_b = _curvature_of_normalisation(a, b, f, g, u_a, u_b)
             h_a, h_b = h_a + c_a, h_b + c_b
         return product.h_x, product.h_y, h_a, h_b
+
+    def product(self, tensors: Sequence[torch.Tensor], direction: Gradients) -> HessianProduct:
+        """The Hessian times a direction that keeps masses equal where they must be."""
+        problem = self.problem
+        return hvp(
+            *tensors,
+            *direction,
+            eps=problem.eps,
+            cost_scale=problem.cost_scale,
+            rho_x=problem.rho_x,
+            rho_y=problem.rho_y,
+            tol=problem.hessian_tol,
+            precision=problem.precision,
+        )
 
 
 class SelfPair:

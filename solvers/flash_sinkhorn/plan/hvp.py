@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -76,9 +76,28 @@ def hvp(
 
     Source: arXiv 2602.03067, Th. 5.
     """
-    tol, max_iterations = positive("tol", tol), whole("max_iterations", max_iterations)
     plan = Plan(x, y, a, b, f, g, eps=eps, cost_scale=cost_scale, precision=precision)
     hessian = Hessian(plan, f, g, rho_x=rho_x, rho_y=rho_y)
+    product = hessian_product(hessian, v_x, v_y, v_a, v_b, tol=tol, max_iterations=max_iterations, in_x=in_x, in_y=in_y)
+    h_x = None if product.h_x is None else product.h_x.to(x.dtype)
+    h_y = None if product.h_y is None else product.h_y.to(y.dtype)
+    return replace(product, h_x=h_x, h_y=h_y)
+
+
+def hessian_product(
+    hessian: Hessian,
+    v_x: torch.Tensor | None = None,
+    v_y: torch.Tensor | None = None,
+    v_a: torch.Tensor | None = None,
+    v_b: torch.Tensor | None = None,
+    *,
+    tol: float,
+    max_iterations: int,
+    in_x: bool = True,
+    in_y: bool = True,
+) -> HessianProduct:
+    """`hvp` of any plan's Hessian, whichever pairs it goes over; h_x and h_y are float64."""
+    tol, max_iterations = positive("tol", tol), whole("max_iterations", max_iterations)
     given = {"v_x": v_x, "v_y": v_y, "v_a": v_a, "v_b": v_b}
     for name, v in given.items():
         if v is not None and not (isinstance(v, torch.Tensor) and v.is_floating_point()):
@@ -87,8 +106,8 @@ def hvp(
     directions = [None if v is None else (v[None] if single else v).detach() for v in given.values()]
     hessian.check_directions(dict(zip(given, directions, strict=True)))
     tangent = hessian.tangent(*directions, tol=tol, max_iterations=max_iterations)
-    h_x = hessian.change(tangent).to(x.dtype) if in_x else None
-    h_y = hessian.change(tangent, transpose=True).to(y.dtype) if in_y else None
+    h_x = hessian.change(tangent) if in_x else None
+    h_y = hessian.change(tangent, transpose=True) if in_y else None
     if single:
         h_x, h_y = (None if change is None else change[0] for change in (h_x, h_y))
     marginal_residual = hessian.marginal_residual
@@ -101,7 +120,7 @@ def hvp(
         converged=tangent.solution.residual <= tol and marginal_residual < 1.0,
         marginal_residual=marginal_residual,
         n_iterations=tangent.solution.n_iterations,
-        n_passes=plan.averages.n_passes,
+        n_passes=hessian.plan.averages.n_passes,
     )
 
 

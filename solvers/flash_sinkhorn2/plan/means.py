@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,7 @@ from ..correct.pairs import compressed_rows
 from ..geometry import TiledCloud, from_tiles, to_tiles
 from ..sweep import Pass
 from .kept import Kept
+from .moments import change_means
 from .side import Side
 from .weightless import Weightless
 
@@ -19,15 +22,15 @@ from .weightless import Weightless
 class KeptMeans:
     """The dense plan's `RowMeans`, over kept pairs: means with the weights P_ij / (P 1)_i, float64, in the clouds' own
     order. Rows without weight go over pairs of their own. Others that meet no kept pair, for lack of convergence, have
-    means of nan and no displacement.
+    means of `lost` and no displacement.
 
     x_i - y_j is D_IJ + dx_i - dy_j, D_IJ the difference of tile centres, float64 once a tile pair. Means of D_IJ come
     from the rows' sums over each tile, those of dy_j from a product with the plan: the rounding of float32 sums is one
     of displacements and tile widths, not of the extent of the clouds.
     """
 
-    def __init__(self, inputs: Inputs, kept: Kept, *, eps: float, cost_scale: float):
-        self.inputs, self.kept, self.eps, self.cost_scale = inputs, kept, eps, cost_scale
+    def __init__(self, inputs: Inputs, kept: Kept, *, eps: float, cost_scale: float, lost: float = math.nan):
+        self.inputs, self.kept, self.eps, self.cost_scale, self.lost = inputs, kept, eps, cost_scale, lost
         self.centre = inputs.centre
         self.n_passes = 0
         self._passes: dict[bool, Pass] = {}
@@ -109,10 +112,20 @@ class KeptMeans:
         return 2.0 * self.cost_scale * change
 
     def moments(self, alpha: Tensor, beta: Tensor, motion: Motion, *, transpose: bool = False) -> tuple[Tensor, Tensor]:
-        """Of the plan's change: not here."""
-        raise NotImplementedError(
-            "products with the Hessian do not go over kept pairs: use the dense solver's hvp, at these potentials"
-        )
+        """Means of q_ij = alpha_i + beta_j - dC_ij [n], and of q_ij y_j [n, d] about `centre`; zero without weight.
+
+        From means of q_ij (x_i - y_j), pair by pair: differences of large sums would have to be as small.
+        """
+        side = self.kept.side(transpose=transpose)
+        potentials = to_tiles(side.rows, alpha), to_tiles(side.cols, beta)
+        sides = (side.rows, motion.v), (side.cols, motion.w)
+        v, w = (None if z is None else to_tiles(cloud, z.double()) for cloud, z in sides)
+        log2_sums = self._pass(transpose, partial=False).log2_sums
+        self.n_passes += 1
+        found = change_means(side, log2_sums, *potentials, v, w, cost_scale=self.cost_scale)
+        mean, moved = (from_tiles(side.rows, z) for z in found)
+        points = self.inputs.y if transpose else self.inputs.x
+        return mean, (points - self.centre.to(points.dtype)) * mean[:, None] - moved
 
     def _weightless(self, transpose: bool) -> Weightless | None:
         return self.kept.weightless[int(transpose)]
@@ -142,7 +155,8 @@ class KeptMeans:
     def _value_means(self, side: Side, transpose: bool, values: Tensor) -> Tensor:
         """[N, r] of values [M, r] in kd order."""
         self.n_passes += 1
-        return side.means(self._pass(transpose, partial=False).log2_sums, values)
+        found = side.means(self._pass(transpose, partial=False).log2_sums, values)
+        return found if math.isnan(self.lost) else found.nan_to_num(self.lost)
 
 
 def of_points(cloud: TiledCloud, of_tiles: Tensor) -> Tensor:

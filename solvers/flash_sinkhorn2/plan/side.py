@@ -34,6 +34,7 @@ class Side:
     def means(self, log2_sums: Tensor, values: Tensor) -> Tensor:
         """[N, r] float64: sum_j 2^t_ij values_j / sum_j 2^t_ij of values [M, r], in kd order, of rows with sums as
         given by `sums`; nan where a row meets no pair. With its sum taken out of its potential no row overflows."""
+        values = torch.where(self.cols.weight[:, None] > 0, values, 0.0)  # whatever they are, they do not count
         counted = torch.cat([torch.ones_like(values[:, :1]), values], 1)
         rows = replace(self.rows, weight=torch.ones_like(self.rows.weight))  # rows without weight have means as well
         u = self.u - torch.where(log2_sums.isfinite(), log2_sums, 0.0)

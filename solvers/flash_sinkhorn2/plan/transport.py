@@ -75,8 +75,8 @@ def transport(
     pairs, 1e-4 if None; a solve that ends above it warns NotConverged. max_seconds: of all problems together. tile, and
     options correction, memory, lasting and thinning: as of `solve`.
 
-    Values are differentiable twice in x, y, a and b. Second derivatives are the dense solver's at these potentials,
-    over all pairs in every step of a linear solve; hessian_tol: of these, as of the dense `transport`.
+    Values are differentiable twice in x, y, a and b, all over kept pairs. A second derivative takes a linear solve of
+    two products with the plan a step; hessian_tol: of its residual, as of the dense `transport`.
 
     A self problem has one potential and takes one pass an iteration. Clouds that are nearly copies, or translated
     copies, of each other are solved from theirs, so that what those are off by cancels. The value is off by the square
