@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 
 from solvers.flash_sinkhorn.inputs.checks import Inputs, checked_inputs, member, positive, switch, whole
+from solvers.flash_sinkhorn.sweeps.threads import undivided
 
 from .cascade import solve_levels, squared_diameter
 from .geometry import TiledCloud, from_tiles, tiled_clouds
@@ -145,12 +147,13 @@ def solved(
     lasting, thinning = switch("lasting", lasting), switch("thinning", thinning)
     check_dimension(x)
     inputs = checked_inputs(x, y, a, b, eps=eps, cost_scale=cost_scale, relax=RELAX)
-    of_x, of_y, rounding = sorted_clouds(inputs, eps=eps, cost_scale=cost_scale, tol=tol, tile=tile)
-    sorting = time.perf_counter() - started
-    deadline = None if max_seconds is None else started + max_seconds
-    options = Options(correction, memory, 2 * max_iterations, deadline, lasting=lasting, thinning=thinning)
-    goal = max(tol - rounding, tol / 2)  # where rounding is more than half of it, no iteration can be enough
-    found = solve_levels(of_x, of_y, eps=eps, cost_scale=cost_scale, tol=goal, options=options)
+    with nullcontext() if inputs.x.is_cuda else undivided():
+        of_x, of_y, rounding = sorted_clouds(inputs, eps=eps, cost_scale=cost_scale, tol=tol, tile=tile)
+        sorting = time.perf_counter() - started
+        deadline = None if max_seconds is None else started + max_seconds
+        options = Options(correction, memory, 2 * max_iterations, deadline, lasting=lasting, thinning=thinning)
+        goal = max(tol - rounding, tol / 2)  # where rounding is more than half of it, no iteration can be enough
+        found = solve_levels(of_x, of_y, eps=eps, cost_scale=cost_scale, tol=goal, options=options)
     outcome, passes = found.outcome, found.passes
     apart = (
         weightless(x, inputs.a, of_y, inputs.y, outcome.v, passes.k),

@@ -7,16 +7,19 @@ one that is not running, some milliseconds an operation. Threads of our own wait
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import lru_cache
-from threading import Thread
+from threading import Thread, local
 from typing import TypeVar
 
 import torch
 
 LEAST_DIVIDED = 1 << 15  # elements from which on torch divides sums and differences; products, from a few on
 MOST_THREADS = 16  # more would wait for the interpreter
+
+_here = local()  # threads: of `each_block`, inside `undivided`
 
 Block = TypeVar("Block")
 Result = TypeVar("Result")
@@ -27,7 +30,7 @@ def each_block(work: Callable[[Block], Result], blocks: Iterable[Block]) -> list
 
     Operations of `work` are not divided any further. The first exception ends it: blocks not begun are dropped.
     """
-    threads = torch.get_num_threads()
+    threads: int = getattr(_here, "threads", 0) or torch.get_num_threads()
     if threads == 1:
         return [work(block) for block in blocks]
     inference, grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
@@ -37,6 +40,22 @@ def each_block(work: Callable[[Block], Result], blocks: Iterable[Block]) -> list
             return work(block)
 
     return list(_pool(threads).map(as_here, blocks))
+
+
+@contextmanager
+def undivided() -> Iterator[None]:
+    """Operations of this thread are not divided either, inside. `each_block` has as many threads as before."""
+    threads = torch.get_num_threads()
+    if threads == 1:
+        yield
+        return
+    try:
+        _divide_no_operation(threads)
+        _here.threads = threads
+        yield
+    finally:
+        _here.threads = 0
+        torch.set_num_threads(threads)
 
 
 @lru_cache(maxsize=1)

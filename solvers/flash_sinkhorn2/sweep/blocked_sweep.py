@@ -12,7 +12,7 @@ from solvers.flash_sinkhorn.sweeps.threads import each_block
 
 from ..geometry import TiledCloud
 
-PAIRS_AT_ONCE = 1 << 19  # point pairs of a batch, one thread's work
+PAIRS_AT_ONCE = {"cpu": 1 << 19, "cuda": 1 << 21}  # point pairs of a batch: on a CPU each is one thread's
 
 
 def sweep_blocked(
@@ -64,7 +64,7 @@ def _merge_batches(
     out: Tensor, merge: Callable[[Tensor, Tensor, Tensor], Any], work: Callable[[slice, Tensor], Tensor],
     rows: TiledCloud, cols: TiledCloud, starts: Tensor, lists: Tensor, u: Tensor, v: Tensor, k: float,
 ) -> None:  # fmt: skip
-    """Merge work(slice of the lists, exponents [c, T, T]) [c, ...] of each batch into the row tiles of out [tiles, ...].
+    """Merge work(slice of the lists, exponents [c, T, T]) [c, ...] of each batch into out [tiles, ...], by row tile.
 
     out holds what merging starts from. A batch is merged into the row tiles that it meets by the thread that computes
     it, and these in the order of the batches, so that the bits do not depend on the threads.
@@ -100,7 +100,7 @@ def batches(
 
 
 def _slices(rows: TiledCloud, cols: TiledCloud, lists: Tensor) -> Iterator[slice]:
-    at_once = max(PAIRS_AT_ONCE // (rows.tree.tile * cols.tree.tile), 1)
+    at_once = max(PAIRS_AT_ONCE[lists.device.type] // (rows.tree.tile * cols.tree.tile), 1)
     return (slice(start, min(start + at_once, lists.shape[0])) for start in range(0, lists.shape[0], at_once))
 
 
