@@ -13,6 +13,7 @@ from solvers.flash_sinkhorn import NotConverged
 from solvers.flash_sinkhorn.losses.loss import Regularisation, promoted
 
 from .geometry.clouds import LARGEST_DIMENSION
+from .plan.at_potentials import plan_at
 from .plan.derivatives import KeptPair
 from .plan.kept import Kept
 from .plan.transport import transport
@@ -38,7 +39,7 @@ class FlashSinkhorn2:
     ):
         options: dict[str, Any] = {"correction": correction, "memory": memory, "tile": tile}
         self.options = options | {"lasting": lasting, "thinning": thinning}
-        self.tasks = Task.FORWARD, Task.FORWARD_BACKWARD, Task.DIVERGENCE
+        self.tasks = Task.FORWARD, Task.FORWARD_BACKWARD, Task.HVP, Task.DIVERGENCE
 
     def supports(self, spec: Spec, budget: Budget) -> None:
         if spec.d > LARGEST_DIMENSION:
@@ -57,10 +58,12 @@ class FlashSinkhorn2:
     def prepare(self, spec: Spec, budget: Budget) -> None:
         """Compile the kernels on points of this dimension and type that are not the problem's."""
         x, y, eps = rehearsal(spec)
-        rehearsed = replace(spec, n=len(x), m=len(y), eps=eps, cost_scale=1.0)
+        problem = Problem(x, y, None, None, replace(spec, n=len(x), m=len(y), eps=eps, cost_scale=1.0))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NotConverged)
-            self.solve(Problem(x, y, None, None, rehearsed), ToResidual(1e-3, max_iterations=6))
+            found = self.solve(problem, ToResidual(1e-3, max_iterations=6))
+        if spec.task is Task.HVP:
+            self.hvp(problem, found.f, found.g, x, ToResidual(1e-3, max_iterations=2))
 
     def solve(self, problem: Problem, budget: Budget) -> Solution:
         assert isinstance(budget, ToResidual)
@@ -92,7 +95,19 @@ class FlashSinkhorn2:
         }
         counts = result.n_iterations, result.n_passes, result.converged
         solution = Solution(result.f, result.g, *counts, trace, stats=stats)
-        return solution if spec.task is Task.FORWARD else _with_gradients(solution, problem, found)
+        return _with_gradients(solution, problem, found) if spec.task is Task.FORWARD_BACKWARD else solution
+
+    def hvp(self, problem: Problem, f: torch.Tensor, g: torch.Tensor, v: torch.Tensor, budget: ToResidual) -> Solution:
+        """Over pairs chosen for these potentials; choosing them is in the time."""
+        spec, points = problem.spec, (problem.x, problem.y, problem.a, problem.b)
+        options = {"eps": spec.eps, "cost_scale": spec.cost_scale, "tile": self.options["tile"]}
+        plan = plan_at(*points, f, g, tol=budget.tol, **options)
+        product = plan.hvp(v, tol=budget.tol, max_iterations=budget.max_iterations, in_y=False)
+        trace = (TracePoint(product.n_iterations, None, product.residual),)
+        kept = float(len(plan.kept.mask.cols)) * self.options["tile"] ** 2
+        stats = {"kept_pairs_per_point": kept / spec.n}
+        counts = product.n_iterations, product.n_passes, product.converged
+        return Solution(f, g, *counts, trace, h_x=product.h_x, stats=stats)
 
     def _divergence(self, problem: Problem, budget: ToResidual) -> Solution:
         """As a user calls it; each of the three problems to its own residual, in as many iterations as it takes."""

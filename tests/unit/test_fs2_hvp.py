@@ -13,6 +13,7 @@ from solvers.flash_sinkhorn.plan.hvp import hvp as dense_hvp
 from solvers.flash_sinkhorn2 import transport
 from solvers.flash_sinkhorn2.cascade import levels
 from solvers.flash_sinkhorn2.plan import self_transport
+from solvers.flash_sinkhorn2.plan.at_potentials import plan_at
 
 CG = 1e-9
 FLOAT32_SUMS = 2.0**-20  # rows' sums over a tile are float32, of up to 2^4 roundings of 2^-24
@@ -128,3 +129,28 @@ def test_autograd_takes_them_over_kept_pairs():
         (gradient,) = torch.autograd.grad(value, points, create_graph=True)
         products.append(torch.autograd.grad((gradient * v).sum(), points)[0])
     assert relative(*products) <= 1e-6 / 1e-2  # tol over the least eigenvalue, of order eps / extent^2
+
+
+class TestAtPotentials:
+    def test_pairs_are_chosen_for_them(self, case):
+        f, g = case.result.f, case.result.g
+        plan = plan_at(case.x, case.y, case.a, case.b, f, g, eps=case.eps, cost_scale=SCALE, tol=1e-3, tile=8)
+        kept = len(plan.kept.mask.cols) / (plan.kept.x.tree.tiles * plan.kept.y.tree.tiles)
+        assert kept < 0.7
+        left_out = case.plan.sum(1) - plan.row_sums()
+        assert left_out.min() > -1e-9 and (left_out <= plan.row_omitted() + 1e-9).all()
+        v_x, v_y, *_ = directions(case)
+        exact = Reference(case, case.plan, v_x, v_y, None, None)
+        found = plan.hvp(v_x, v_y, tol=1e-6)
+        # what is left out is chosen for the least eigenvalue, to be 1e-3 over it; conjugate gradients stop at 1e-6
+        allowed = plan.omitted / 1.7 / exact.gap + 1e-6 / exact.gap
+        assert found.converged and allowed <= 0.02
+        assert relative(found.h_x, exact.h_x) <= allowed and relative(found.h_y, exact.h_y) <= allowed
+
+    @pytest.mark.parametrize(
+        ("f", "words"), [(torch.zeros(3), r"f must have shape \[5\]"), (torch.full((5,), torch.nan), "f contains NaN")]
+    )
+    def test_bad_potentials_are_named(self, f, words):
+        x = uniform(5, 2, 0)
+        with pytest.raises(ValueError, match=words):
+            plan_at(x, x, None, None, f, torch.zeros(5), eps=0.1)
