@@ -26,14 +26,14 @@ VARIANTS = [
     (survey_kernel, {"x_stride_coordinate": 1, "y_stride_coordinate": 1, "D": 3, "BM": ROWS, "BD": 4}),
     (survey_kernel, {"x_stride_coordinate": 1, "y_stride_coordinate": 1, "D": 1000, "BM": ROWS, "BD": COORDINATES}),
     (prepare_kernel, {"stride_coordinate": 1, "stride_stored_coordinate": 1, "D": 60, "D_STORED": 64, "BM": 32,
-                      "BD": 64, "SPLIT": True, "WHOLE": True, "DIRECT": False, "PACKED": False}),
+                      "BD": 64, "SPLIT": True, "WHOLE": True, "DIRECT": False, "PACKED": False, "BATCHED": False}),
     (prepare_kernel, {"stride_coordinate": 1, "stride_stored_coordinate": 1, "D": 3, "D_STORED": 16, "BM": 32,
-                      "BD": 16, "SPLIT": True, "WHOLE": False, "DIRECT": False, "PACKED": True}),
-    (rescale_kernel, {"ROWS": 256}),
-    (settle_kernel, {"BM": 8}),
-    (settle_kernel, {"BM": 128}),
-    (record_kernel, {"POINTS": POINTS, "MEMORY": MEMORY, "FREE_CONSTANT": True}),
-    (mix_kernel, {"POINTS": POINTS, "MEMORY": MEMORY}),
+                      "BD": 16, "SPLIT": True, "WHOLE": False, "DIRECT": False, "PACKED": True, "BATCHED": False}),
+    (rescale_kernel, {"ROWS": 256, "BATCHED": False}),
+    (settle_kernel, {"BM": 8, "BATCHED": False}),
+    (settle_kernel, {"BM": 128, "BATCHED": False}),
+    (record_kernel, {"POINTS": POINTS, "MEMORY": MEMORY, "FREE_CONSTANT": True, "BATCHED": False}),
+    (mix_kernel, {"POINTS": POINTS, "MEMORY": MEMORY, "BATCHED": False}),
 ]  # fmt: skip
 
 

@@ -45,7 +45,7 @@ def compile_sweep(precision: Precision, d: int, rows_are_x: bool, tile: Tile | N
         "D": padded_dimension(d, packed=packed), "BM": tile.rows, "BN": tile.cols, "BD": tile.coordinates,
         "DIRECT": direct,
         "ROWS_SPLIT": x_split if rows_are_x else y_split, "COLS_SPLIT": y_split if rows_are_x else x_split,
-        "STAGES": tile.stages, "SETTLE": True,
+        "STAGES": tile.stages, "SETTLE": True, "BATCHED": False,
     }  # fmt: skip
     constants |= dict.fromkeys(("stride_row", "stride_col") if direct else ("stride_row_d", "stride_col_d"), 1)
     signature |= dict.fromkeys(constants, "constexpr")

@@ -47,7 +47,7 @@ def test_together_is_one_after_another(relaxed, debias):
     clouds[0].mul_(0.3), clouds[1].mul_(0.3)
     mine, theirs = ([v.clone().requires_grad_() for v in clouds] for _ in range(2))
     options = {"eps": 0.7, "cost_scale": 0.5, "debias": debias, **relaxed}
-    together = batches._iterated_together(*mine, 40, **options)
+    together = batches._solved_together(*mine, n_iterations=40, **options)
     want = looped(*theirs, n_iterations=40, **options)
     for got, each in zip(together, want, strict=True):
         assert (got.n_passes, got.residual, got.converged, got.tol) == (each.n_passes, None, None, None)
@@ -67,7 +67,7 @@ def test_second_derivatives_together():
     clouds = problems(3, 12, 9, 2, dtype=torch.float64)
     mine, theirs = ([v.clone().requires_grad_() for v in clouds] for _ in range(2))
     options = {"eps": 5.0, "debias": True, "hessian_tol": 1e-12}
-    got = derivatives(batches._iterated_together(*mine, 60, **options), mine)
+    got = derivatives(batches._solved_together(*mine, n_iterations=60, **options), mine)
     want = derivatives(looped(*theirs, n_iterations=60, **options), theirs)
     for ours, alone in zip(got, want, strict=True):
         torch.testing.assert_close(ours, alone, rtol=1e-8, atol=1e-8)
@@ -76,7 +76,7 @@ def test_second_derivatives_together():
 def test_only_what_is_needed_is_differentiated():
     x, y, a, b = problems(2, 8, 7, 3)
     y.requires_grad_()
-    first, _ = batches._iterated_together(x, y, a, b, 10, eps=1.0, debias=True)
+    first, _ = batches._solved_together(x, y, a, b, n_iterations=10, eps=1.0, debias=True)
     (gradient,) = torch.autograd.grad(first.value, y)
     assert gradient[0].abs().max() > 0 and not gradient[1].any()
 
@@ -107,12 +107,13 @@ def test_units_are_alike_unless_that_costs_digits():
     assert own[1] == own[0] / ALIKE and own[2] == own[1] / 2
 
 
-def test_on_the_cpu_and_with_a_tolerance_a_batch_is_a_loop(monkeypatch):
-    monkeypatch.setattr(batches, "_iterated_together", None)
+def test_what_is_solved_one_after_another(monkeypatch):
+    """Fixed iterations on the CPU, seconds that are each problem's own, and a single problem."""
+    monkeypatch.setattr(batches, "_solved_together", None)
     x, y, _, _ = problems(2, 6, 5, 2)
-    for options in ({"n_iterations": 3}, {"tol": 1e-2}):
-        values = SamplesLoss(blur=1.0, **options)(x, y)
-        assert values.tolist() == [SamplesLoss(blur=1.0, **options)(*each).item() for each in zip(x, y, strict=True)]
+    for options, count in (({"n_iterations": 3}, 2), ({"max_seconds": 60.0}, 2), ({"tol": 1e-2}, 1)):
+        loss = SamplesLoss(blur=1.0, **options)
+        assert loss(x[:count], y[:count]).tolist() == [loss(x[k], y[k]).item() for k in range(count)]
 
 
 def on_gpu(*sizes, **options):

@@ -194,9 +194,14 @@ def test_bad_clouds_are_refused_by_name(name, arguments):
 
 
 def test_a_batch_is_a_loop(device):
-    """Values, gradients in points and weights, potentials; items in any order."""
+    """Values, gradients in points and weights, potentials; items in any order.
+
+    Either is off by its residual times the distances of points in the unit square, and once over each problem's three.
+    """
+    tol = 1e-10 if device == "cpu" else 1e-5
+    close = {"rtol": 0.0, "atol": 10 * tol}
     a, x, b, y = on(device, weights(4, 15), uniform(4, 15, 2), weights(4, 12, seed=1), uniform(4, 12, 2, seed=1) + 0.2)
-    loss = SamplesLoss(blur=0.2)
+    loss = SamplesLoss(blur=0.2, tol=tol)
     batch = [v.clone().requires_grad_() for v in (a, x, b, y)]
     values = loss(*batch)
     scale = torch.tensor([1.0, -2.0, 0.5, 0.0], device=device)
@@ -204,14 +209,15 @@ def test_a_batch_is_a_loop(device):
     for i in range(4):
         single = [v[i].clone().requires_grad_() for v in (a, x, b, y)]
         value = loss(*single)
-        assert values[i].item() == value.item()
+        torch.testing.assert_close(values[i], value, **close)
         for gradient, alone in zip(gradients, torch.autograd.grad(scale[i] * value, single), strict=True):
-            torch.testing.assert_close(gradient[i], alone, rtol=1e-12, atol=0)
+            torch.testing.assert_close(gradient[i], alone, **close)
     order = [2, 0, 3, 1]
     assert torch.equal(loss(a[order], x[order], b[order], y[order]), values[order])
-    f, g = SamplesLoss(blur=0.2, potentials=True)(a[..., None], x, b[..., None], y)
+    loss = SamplesLoss(blur=0.2, tol=tol, potentials=True)
+    f, g = loss(a[..., None], x, b[..., None], y)
     assert f.shape == (4, 15, 1) and g.shape == (4, 12, 1)
-    torch.testing.assert_close(f[2, :, 0], SamplesLoss(blur=0.2, potentials=True)(a[2], x[2], b[2], y[2])[0])
+    torch.testing.assert_close(f[2, :, 0], loss(a[2], x[2], b[2], y[2])[0], **close)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -347,7 +353,7 @@ def test_results_and_settings_can_be_read(device, capsys):
     result = loss.transport(a, x, b, y)
     assert result.value.item() == value.item() and "Sinkhorn divergence" in capsys.readouterr().out
     batch = loss.transport(x.expand(2, -1, -1), y.expand(2, -1, -1))
-    assert [item.value.item() for item in batch] == [loss(x, y).item()] * 2
+    assert [item.value.item() for item in batch] == pytest.approx([loss(x, y).item()] * 2, rel=1e-6)
     assert "|x - y|^2 / 2" in repr(loss) and "blur=0.2" in repr(loss)
     assert copy.deepcopy(loss)(a, x, b, y).item() == value.item()
     loss.blur = 0.4

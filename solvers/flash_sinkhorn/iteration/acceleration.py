@@ -17,7 +17,7 @@ DUAL_ROUNDING = 1e-5  # units of eps: smaller falls may be float32's
 
 
 class Anderson(ABC):
-    """Type-II Anderson mixing of the map g -> G(F(g)) of one problem, at one eps after another.
+    """Type-II Anderson mixing of the map g -> G(F(g)) of one problem, or of each of a batch, at one eps after another.
 
     After each pair of half-steps (f from g, then g from f) `record` takes it in, and `extrapolate` replaces the image
     G(F(g)) by the affine combination of the last images whose residual G(F(g)) - g is least in the norm weighted by b.
@@ -25,14 +25,16 @@ class Anderson(ABC):
     the memory is cleared. F(g) is exact for g, so that the dual value of (F(g), g) is the semi-dual's own, and plain
     steps never lower it.
 
-    numbers: of the last pair, as of `History.record`; float64, on the device. mass: of b.
+    numbers: of the last pair, as of `History.record`; float64, on the device. mass: of b. Of a batch numbers are
+    [B, ...], mass is [B], and memory names the tensors [B, ...] that are kept between iterations.
 
     Source: Walker and Ni 2011; for Sinkhorn's map, Thibault et al. 2017 (1711.01851) and Chizat et al. 2018.
     """
 
     numbers: torch.Tensor
+    memory: tuple[str, ...] = ()
 
-    def __init__(self, sweeps: Sweeps, *, mass: float):
+    def __init__(self, sweeps: Sweeps, *, mass: float | torch.Tensor):
         self.sweeps, self.mass = sweeps, mass
         self.free_constant = sweeps.x.damping == 1.0 == sweeps.y.damping
 
@@ -48,15 +50,24 @@ class Anderson(ABC):
     def extrapolate(self) -> None:
         """Set the next g."""
 
-    def residual(self) -> float:
-        """Of the recorded pair, over the mass; waits for the device."""
-        return self.numbers[0].item() / self.mass
+    def residuals(self) -> torch.Tensor:
+        """Of the recorded pair, over the mass: a scalar, [B] of a batch."""
+        return self.numbers[..., 0] / self.mass
+
+    def remember(self, other: Anderson, index: torch.Tensor) -> None:
+        """Go on from what another mixer kept of the problems at `index` of its batch, which are those of this one."""
+        for name in self.memory:
+            getattr(self, name).copy_(getattr(other, name)[index])
 
 
-def anderson(sweeps: Sweeps, *, mass: float) -> Anderson:
-    """For the device of the sweeps. mass: of b."""
+def anderson(sweeps: Sweeps, *, mass: float | torch.Tensor) -> Anderson:
+    """For the device of the sweeps. mass: of b, [B] of a batch."""
     if sweeps.y.weight.device.type == "cpu":
-        return TorchAnderson(sweeps, mass=mass)
+        if isinstance(mass, float):
+            return TorchAnderson(sweeps, mass=mass)
+        from .batched_mixing import BatchedAnderson  # which is an `Anderson`
+
+        return BatchedAnderson(sweeps, mass=mass)
     from ..sweeps.triton_sweeps import TritonSweeps
     from .triton_mixing import TritonAnderson  # Triton is there only where a GPU is
 

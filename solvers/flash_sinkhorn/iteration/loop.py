@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import numpy as np
 import torch
 
 from ..inputs.checks import Inputs
+from ..sweeps.blocked_batches import BlockedBatch
 from ..sweeps.blocked_sweeps import BlockedSweeps
 from ..sweeps.sweeps import Cloud, Sweeps
 from ..sweeps.tiles import LOG2_E, Precision
@@ -51,12 +53,18 @@ class Method:
     updates: Updates
     acceleration: bool
 
+    def set_epsilon(self, sweeps: Sweeps, eps: float, ratio: float) -> None:
+        """`Sweeps.set_epsilon`, and the damping that follows."""
+        sweeps.set_epsilon(eps, ratio)
+        for cloud, rho in ((sweeps.x, self.rho_x), (sweeps.y, self.rho_y)):
+            cloud.damping = 1.0 if rho is None else rho / (rho + eps)
+
 
 @dataclass(frozen=True)
 class Limits:
-    """max_iterations in all; deadline: a time of `time.perf_counter`, or None."""
+    """max_iterations in all, or of each problem of a batch; deadline: a time of `time.perf_counter`, or None."""
 
-    max_iterations: int
+    max_iterations: int | np.ndarray
     deadline: float | None
 
     @property
@@ -64,11 +72,22 @@ class Limits:
         return self.deadline is not None and time.perf_counter() > self.deadline
 
 
+def sweeps_of(inputs: Inputs, *, cost_scale: float, precision: Precision) -> Sweeps:
+    """Of one problem, or of a batch, on its device."""
+    if inputs.x.device.type == "cpu":
+        blocked = BlockedBatch if inputs.x.ndim == 3 else BlockedSweeps
+        return blocked(inputs, cost_scale=cost_scale)
+    from ..sweeps.triton_sweeps import TritonSweeps  # Triton is there only where a GPU is
+
+    return TritonSweeps(inputs, cost_scale=cost_scale, precision=precision)
+
+
 def looks_every(sweeps: Sweeps) -> int:
     """How many iterations apart residuals are read back: a look makes the GPU wait for the host."""
     if sweeps.x.weight.device.type == "cpu":
         return 1
-    pairs = sweeps.x.n * sweeps.y.n
+    weight = sweeps.x.weight
+    pairs = sweeps.x.n * sweeps.y.n * (len(weight) if weight.ndim == 2 else 1)
     return next((every for limit, every in CHEAP_PAIRS if pairs < limit), 1)
 
 
@@ -98,18 +117,15 @@ class Loop:
         self._mixer: Anderson | None = None  # of these sweeps
 
     def _make_sweeps(self) -> Sweeps:
-        if self.inputs.x.device.type == "cpu":
-            return BlockedSweeps(self.inputs, cost_scale=self.method.cost_scale)
-        from ..sweeps.triton_sweeps import TritonSweeps  # Triton is there only where a GPU is
+        return sweeps_of(self.inputs, cost_scale=self.method.cost_scale, precision=self.precision)
 
-        return TritonSweeps(self.inputs, cost_scale=self.method.cost_scale, precision=self.precision)
+    def on(self, inputs: Inputs) -> Loop:
+        """Another one, of these."""
+        return Loop(inputs, self.method, self.precision)
 
     def set_epsilon(self, eps: float) -> None:
         """Keep f and g, and go on with them at this eps."""
-        sweeps = self.sweeps
-        sweeps.set_epsilon(eps, 1.0 if self.eps is None else self.eps / eps)
-        for cloud, rho in ((sweeps.x, self.method.rho_x), (sweeps.y, self.method.rho_y)):
-            cloud.damping = 1.0 if rho is None else rho / (rho + eps)
+        self.method.set_epsilon(self.sweeps, eps, 1.0 if self.eps is None else self.eps / eps)
         self.eps = eps
 
     def restart(self, eps: float) -> None:
@@ -159,10 +175,10 @@ class Loop:
             done = self.n_iterations - start
             last = self.n_iterations >= limits.max_iterations or limits.out_of_time
             if last or done <= FIRST_LOOKS or done % self.look_every == 0:
-                residual = mixer.residual() if mixer else self._measured_residual()
+                residual = mixer.residuals().item() if mixer else self._measured_residual()
                 self._record(residual)
                 self.converged = residual <= tol
-                self.stalled = not self.converged and progress.has_stalled(done, residual)
+                self.stalled = not self.converged and bool(progress.has_stalled(done, residual))
                 if self.converged or last or self.stalled:
                     for cloud, _ in self._measured():
                         cloud.potential.copy_(cloud.used)

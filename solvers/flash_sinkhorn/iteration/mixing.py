@@ -61,11 +61,11 @@ class History:
         """With w = -rho (exp(-f / rho) - 1), or f itself if balanced, it is <a, w(f)> + <b, w(g)> - eps sum P, and of
         f = F(g) the row sums are a exp(-f / rho): the last term is eps / rho_x <a, w(f)> and a constant."""
         x, y = self.sweeps.x, self.sweeps.y
-        of_x = (x.weight * _entropic(x.potential, x.damping)).sum() / x.damping
-        return of_x + (y.weight * _entropic(y.used, y.damping)).sum()
+        of_x = (x.weight * entropic(x.potential, x.damping)).sum() / x.damping
+        return of_x + (y.weight * entropic(y.used, y.damping)).sum()
 
 
-def _entropic(potential: torch.Tensor, damping: float) -> torch.Tensor:
+def entropic(potential: torch.Tensor, damping: float) -> torch.Tensor:
     """What a potential adds to the dual value a unit of weight: u ln 2 = f / eps itself, or -rho (exp(-f / rho) - 1)
     over eps of a relaxed marginal."""
     in_eps = potential * math.log(2)

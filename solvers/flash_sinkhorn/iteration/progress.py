@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 
 from ..sweeps.sweeps import ROUNDINGS
 
@@ -12,7 +15,8 @@ FEWEST = 20  # iterations, for starts whose residual is small already
 
 
 class Progress:
-    """Of the residuals of one problem at one epsilon, over the iterations from its first.
+    """Of the residuals of one problem at one epsilon, over the iterations from its first; or of each of a batch, where
+    residuals are arrays [B].
 
     rounding: the residual that rounding of exponents and sums makes; asked for seldom, as it may wait for the device.
 
@@ -20,17 +24,16 @@ class Progress:
     far above rounding. Nor is smallness: true convergence may well go below what rounding is expected to leave.
     """
 
-    def __init__(self, rounding: Callable[[], float]):
+    def __init__(self, rounding: Callable[[], Any]):
         self.rounding = rounding
-        self.mark, self.marked_at = math.inf, 0
+        self.mark: Any = math.inf
+        self.marked_at: Any = 0
 
-    def has_stalled(self, iteration: int, residual: float) -> bool:
+    def has_stalled(self, iteration: int, residual: Any) -> Any:
         """Whether the residual is no more than some roundings, and was no better as many iterations ago as had led
-        there."""
-        if residual < FALL * self.mark:
-            self.mark, self.marked_at = residual, iteration
-            return False
-        if iteration - self.marked_at < max(FEWEST, self.marked_at):
-            return False
-        self.mark, self.marked_at = residual, iteration
-        return residual <= ROUNDINGS * self.rounding()
+        there. Never where it is nan."""
+        fell = residual < FALL * self.mark
+        is_due = (residual >= FALL * self.mark) & (iteration - self.marked_at >= np.maximum(FEWEST, self.marked_at))
+        self.mark = np.where(fell | is_due, residual, self.mark)
+        self.marked_at = np.where(fell | is_due, iteration, self.marked_at)
+        return is_due & (residual <= ROUNDINGS * self.rounding()) if is_due.any() else is_due

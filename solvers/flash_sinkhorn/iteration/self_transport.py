@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 
 from ..inputs.batches import Batch, problem
-from ..inputs.checks import Inputs, checked_inputs
-from ..sweeps.blocked_sweeps import BlockedSweeps
+from ..inputs.checks import checked_inputs
 from ..sweeps.replay import replayed
-from ..sweeps.sweeps import Sweeps
+from ..sweeps.sweeps import Cloud, Sweeps
 from ..sweeps.tiles import LOG2_E, Precision
-from .loop import Limits, looks_every
+from .loop import Limits, looks_every, sweeps_of
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,13 @@ def solve_self(
         return SelfResult(f[0], update[0], None, None, n_iterations, precision)
     assert tol is not None
     limits = Limits(max_iterations, deadline)
-    loop = _SelfLoop(_sweeps(inputs, cost_scale, precision), eps, damping, inputs.mass_x)
+    loop = _SelfLoop(sweeps_of(inputs, cost_scale=cost_scale, precision=precision), eps, damping, inputs.mass_x)
     loop.iterate(tol, limits)
     if (loop.stalled and loop.sweeps.improvable) or not loop.sweeps.suffices(tol):
         rounded, precision = loop, Precision.EXACT
-        loop = _SelfLoop(_sweeps(inputs, cost_scale, precision), eps, damping, inputs.mass_x, rounded)
+        loop = _SelfLoop(
+            sweeps_of(inputs, cost_scale=cost_scale, precision=precision), eps, damping, inputs.mass_x, rounded
+        )
         loop.iterate(tol, limits)
     f, update = loop.potentials()
     shift = eps * math.log(inputs.mass) / 2  # the sweeps saw weights over their mass
@@ -91,7 +94,7 @@ def self_iterated(
 
     def compute(unit: float, x: torch.Tensor, *others: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         a, centre = others
-        sweeps = _sweeps(problem(unit, x, x, a, a, centre), cost_scale, precision)
+        sweeps = sweeps_of(problem(unit, x, x, a, a, centre), cost_scale=cost_scale, precision=precision)
         loop = _SelfLoop(sweeps, eps, damping, 1.0)
         for _ in range(n_iterations):
             loop.sweep()
@@ -106,12 +109,42 @@ def self_iterated(
 STALLED = 12  # sweeps: they would divide any error but that of rounding by 3^12
 
 
+class Least:
+    """When sweeps gain no more: of the residuals of one cloud against itself, or of each of a batch, arrays [B]."""
+
+    def __init__(self) -> None:
+        self.least: Any = math.inf
+        self.least_at: Any = 0
+
+    def has_stalled(self, iteration: int, residual: Any) -> Any:
+        """Whether the residual was no worse a good many iterations ago."""
+        is_less = residual < self.least
+        self.least, self.least_at = np.where(is_less, residual, self.least), np.where(is_less, iteration, self.least_at)
+        return iteration - self.least_at >= STALLED
+
+
+def sweep_alone(sweeps: Sweeps) -> None:
+    """One iteration of the cloud x against itself."""
+    cloud = sweeps.x
+    sweeps.settle(cloud, sweeps.sweep(cloud, cloud), relaxation=_relaxation(cloud), damping=cloud.damping)
+
+
+def last_update(cloud: Cloud) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the last iteration started from, and its full update: base 2, [n], or [B, n] of a batch."""
+    used, potential = (v[..., : cloud.n] for v in (cloud.used, cloud.potential))
+    return used, used + (potential - used) / _relaxation(cloud)
+
+
+def _relaxation(cloud: Cloud) -> float:
+    return 2.0 / (2.0 + cloud.damping)
+
+
 class _SelfLoop:
     """Iterations of the cloud x of `sweeps` against itself, from zero or from another loop's potential."""
 
     def __init__(self, sweeps: Sweeps, eps: float, damping: float, mass: float, start: _SelfLoop | None = None):
-        self.sweeps, self.eps, self.damping, self.mass = sweeps, eps, damping, mass
-        self.relaxation = 2.0 / (2.0 + damping)
+        self.sweeps, self.eps, self.mass = sweeps, eps, mass
+        sweeps.x.damping = damping
         self.n_passes = 0
         self.residual: float | None = None
         self.converged = self.stalled = False
@@ -123,39 +156,25 @@ class _SelfLoop:
 
     def sweep(self) -> None:
         """One iteration."""
-        cloud = self.sweeps.x
-        partial = self.sweeps.sweep(cloud, cloud)
-        self.sweeps.settle(cloud, partial, relaxation=self.relaxation, damping=self.damping)
+        sweep_alone(self.sweeps)
         self.n_passes += 1
 
     def potentials(self) -> tuple[torch.Tensor, torch.Tensor]:
         """What the last sweep started from and its full update [n], for weights over their mass."""
-        cloud, unit = self.sweeps.x, self.eps / LOG2_E
-        used = cloud.used[: cloud.n]
-        update = used + (cloud.potential[: cloud.n] - used) / self.relaxation
-        return used * unit, update * unit
+        used, update = last_update(self.sweeps.x)
+        return used * (self.eps / LOG2_E), update * (self.eps / LOG2_E)
 
     def iterate(self, tol: float, limits: Limits) -> None:
         """At least once, to the limits or until the residual is met or has stopped falling: rounding allows no less."""
-        cloud = self.sweeps.x
-        least, least_at = math.inf, self.n_passes
+        cloud, progress, start = self.sweeps.x, Least(), self.n_passes
         while True:
             self.sweep()
             last = self.n_passes >= limits.max_iterations or limits.out_of_time
             if last or self.n_passes % self.look_every == 0:
                 self.residual = cloud.residual.item() / self.mass
-                if self.residual < least:
-                    least, least_at = self.residual, self.n_passes
+                stalled = bool(progress.has_stalled(self.n_passes - start, self.residual))
                 self.converged = self.residual <= tol
-                self.stalled = not self.converged and self.n_passes - least_at >= STALLED
+                self.stalled = stalled and not self.converged
                 last = last or self.converged or self.stalled
             if last:
                 return
-
-
-def _sweeps(inputs: Inputs, cost_scale: float, precision: Precision) -> Sweeps:
-    if inputs.x.device.type == "cpu":
-        return BlockedSweeps(inputs, cost_scale=cost_scale)
-    from ..sweeps.triton_sweeps import TritonSweeps  # Triton is there only where a GPU is
-
-    return TritonSweeps(inputs, cost_scale=cost_scale, precision=precision)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
+import numpy as np
 import torch
 
 from ..inputs.checks import Inputs
+from .batch_loop import BatchLoop
 from .loop import Limits, Loop
 
 PROBATION = 2  # iterations from zero, which show whether more of them would be quick
@@ -20,13 +23,13 @@ GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 
 
 def squared_diameter(inputs: Inputs, cost_scale: float) -> float:
-    """Cost from corner to corner of the bounding box of all points with weight."""
+    """Cost from corner to corner of the bounding box of all points with weight; the largest of a batch."""
     ends = []
     for points, weight in ((inputs.x, inputs.a), (inputs.y, inputs.b)):
-        weightless = (weight == 0)[:, None]
-        ends += [points.masked_fill(weightless, math.inf).amin(0), points.masked_fill(weightless, -math.inf).amax(0)]
+        weightless = (weight == 0)[..., None]
+        ends += [points.masked_fill(weightless, math.inf).amin(-2), points.masked_fill(weightless, -math.inf).amax(-2)]
     low, high = torch.minimum(ends[0], ends[2]).double(), torch.maximum(ends[1], ends[3]).double()
-    return cost_scale * (high - low).square().sum().item()
+    return cost_scale * (high - low).square().sum(-1).amax().item()
 
 
 def iterate_from_best_start(loop: Loop, eps: float, tol: float, limits: Limits) -> None:
@@ -36,7 +39,7 @@ def iterate_from_best_start(loop: Loop, eps: float, tol: float, limits: Limits) 
     for residual in loop.checks(tol, limits):
         residuals.append(residual)
         over = residual <= tol or loop.n_iterations >= limits.max_iterations or limits.out_of_time
-        if len(residuals) == PROBATION and not _is_quick(residuals) and not over:
+        if is_slow(residuals) and not over:
             break
     else:
         return
@@ -44,13 +47,17 @@ def iterate_from_best_start(loop: Loop, eps: float, tol: float, limits: Limits) 
     loop.iterate_to(tol, limits)
 
 
-def _is_quick(residuals: list[float]) -> bool:
-    return residuals[-1] <= QUICK_RESIDUAL and residuals[-1] <= QUICK_CONTRACTION * residuals[0]
+def is_slow(residuals: list[Any]) -> Any:
+    """Whether iterations from zero have shown with the last of these residuals, numbers or [B] of a batch, that more
+    would not be quick."""
+    if len(residuals) != PROBATION:
+        return False
+    return np.logical_not(residuals[-1] <= np.minimum(QUICK_RESIDUAL, QUICK_CONTRACTION * residuals[0]))
 
 
-def approach(loop: Loop, eps: float, limits: Limits) -> None:
+def approach(loop: Loop | BatchLoop, eps: float, limits: Limits) -> None:
     """Leave potentials for eps in the loop that larger eps lead to, the largest solved on a sample of the points.
-    Where eps is as large as they are, its potentials stay.
+    Where eps is as large as they are, its potentials stay. Of a batch the widest problem says which eps.
 
     On a sample iterations cost next to nothing, and they settle how much mass goes from one far region to another,
     which takes the most of them. The sample's potential becomes that of all points by one half-step between the two.
@@ -63,11 +70,11 @@ def approach(loop: Loop, eps: float, limits: Limits) -> None:
     sample = sampled(loop.inputs)
     on_sample = [level for level in levels if level >= SAMPLED_ABOVE * diameter2] if sample else []
     if sample and on_sample:
-        coarse = Loop(sample, loop.method, loop.precision)
+        coarse = loop.on(sample)
         _follow(coarse, on_sample, dataclasses.replace(limits, max_iterations=10**9))
         loop.restart(on_sample[-1])
         loop.sweeps.half_step(loop.sweeps.y, coarse.sweeps.x)
-        share_x, share_y = sample.x.shape[0] / loop.inputs.x.shape[0], sample.y.shape[0] / loop.inputs.y.shape[0]
+        share_x, share_y = coarse.sweeps.x.n / loop.sweeps.x.n, coarse.sweeps.y.n / loop.sweeps.y.n
         loop.n_passes += share_x + share_x * share_y * coarse.n_passes
     else:
         loop.restart(levels[0])
@@ -75,12 +82,12 @@ def approach(loop: Loop, eps: float, limits: Limits) -> None:
     loop.set_epsilon(eps)
 
 
-def _follow(loop: Loop, levels: list[float], limits: Limits) -> None:
+def _follow(loop: Loop | BatchLoop, levels: list[float], limits: Limits) -> None:
     """Solve one level after another roughly; where two are known the next starts from their linear continuation."""
     solved: list[tuple[float, torch.Tensor]] = []  # eps, g
     for eps in levels:
-        allowed = min(loop.n_iterations + LEVEL_ITERATIONS, limits.max_iterations - 1)
-        if loop.n_iterations >= allowed:
+        allowed = np.minimum(loop.n_iterations + LEVEL_ITERATIONS, limits.max_iterations - 1)
+        if np.all(loop.n_iterations >= allowed):
             return
         y = loop.sweeps.y
         if len(solved) == 2:
@@ -93,26 +100,22 @@ def _follow(loop: Loop, levels: list[float], limits: Limits) -> None:
 
 def sampled(inputs: Inputs) -> Inputs | None:
     """A sixteenth of either cloud's points, drawn by weight; None where so few points are no saving."""
-    sizes = [max(SMALLEST_SAMPLE, round(SAMPLE_SHARE * len(points))) for points in (inputs.x, inputs.y)]
-    if sizes[0] > len(inputs.x) // 2 or sizes[1] > len(inputs.y) // 2:
+    sizes = [max(SMALLEST_SAMPLE, round(SAMPLE_SHARE * points.shape[-2])) for points in (inputs.x, inputs.y)]
+    if sizes[0] > inputs.x.shape[-2] // 2 or sizes[1] > inputs.y.shape[-2] // 2:
         return None
-    row, col = _draw(inputs.a, sizes[0]), _draw(inputs.b, sizes[1])
-    return dataclasses.replace(
-        inputs,
-        x=inputs.x[row],
-        y=inputs.y[col],
-        a=torch.full_like(inputs.a[: sizes[0]], inputs.mass_x / sizes[0]),
-        b=torch.full_like(inputs.b[: sizes[1]], inputs.mass_y / sizes[1]),
-    )
+    (x, a), (y, b) = _drawn(inputs.x, inputs.a, sizes[0]), _drawn(inputs.y, inputs.b, sizes[1])
+    return dataclasses.replace(inputs, x=x, y=y, a=a, b=b)
 
 
-def _draw(weight: torch.Tensor, size: int) -> torch.Tensor:
-    """Indices [size] of points of equal shares of the weight: the golden ratio's multiples along its running sum.
+def _drawn(points: torch.Tensor, weight: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """`size` points of equal shares of the weight: the golden ratio's multiples along its running sum.
 
     Evenly spread like a stride, and unlike it without a period that a grid could share.
     """
     along = torch.arange(size, dtype=torch.float64, device=weight.device)
-    running = weight.cumsum(0)
-    quantiles = ((along + 0.5) * GOLDEN_RATIO).frac() * running[-1]
-    last = torch.count_nonzero(running < running[-1])  # rounding must not lead to weightless points at the end
-    return torch.minimum(torch.searchsorted(running, quantiles, right=True), last)
+    running = weight.cumsum(-1)
+    mass = running[..., -1:]
+    quantiles = ((along + 0.5) * GOLDEN_RATIO).frac() * mass
+    last = torch.count_nonzero(running < mass, -1)[..., None]  # not into weightless points at the end by rounding
+    index = torch.minimum(torch.searchsorted(running, quantiles, right=True), last)
+    return torch.take_along_dim(points, index[..., None], -2), (mass / size).expand(index.shape).contiguous()

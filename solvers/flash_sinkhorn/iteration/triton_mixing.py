@@ -30,7 +30,7 @@ SLOTS = tl.constexpr(8)  # MEMORY as a power of two
 COUNT, BEST_DUAL, BEST_RESIDUAL, REGULARISATION = (tl.constexpr(k) for k in range(4))
 EXTRAPOLATED, TURN, SOURCE, MASS = (tl.constexpr(k) for k in range(4, 8))
 SUMS, COEFFICIENTS, GRAM = tl.constexpr(8), tl.constexpr(8 + SLOTS.value), tl.constexpr(8 + 2 * SLOTS.value)
-STATE = GRAM.value + SLOTS.value**2
+STATE = tl.constexpr(GRAM.value + SLOTS.value**2)
 
 LEAST, FIRST, LARGEST = (
     tl.constexpr(value) for value in (LEAST_REGULARISATION, FIRST_AFTER_REJECTION, LARGEST_REGULARISATION)
@@ -42,34 +42,38 @@ class TritonAnderson(Anderson):
     """For sweeps on a GPU. The numbers and rules are those of `TorchAnderson`."""
 
     sweeps: TritonSweeps
+    memory = "steps", "images", "last_images", "last_step", "state"
 
-    def __init__(self, sweeps: TritonSweeps, *, mass: float):
+    def __init__(self, sweeps: TritonSweeps, *, mass: float | torch.Tensor):
         super().__init__(sweeps, mass=mass)
-        x, y, device = sweeps.x, sweeps.y, sweeps.y.weight.device
-        self.steps, self.images = torch.zeros(2, MEMORY, y.n_padded, dtype=torch.float64, device=device)
-        self.last_images = torch.empty(2, y.n_padded, dtype=torch.float64, device=device)
-        last_step = torch.empty_like(y.potential)
+        x, y, batch, problems, device = sweeps.x, sweeps.y, sweeps.batch, sweeps.problems, sweeps.y.weight.device
+        self.steps, self.images = torch.zeros(2, *batch, MEMORY, y.n_padded, dtype=torch.float64, device=device)
+        self.last_images = torch.empty(*batch, 2, y.n_padded, dtype=torch.float64, device=device)
+        self.last_step = torch.empty_like(y.potential)
         blocks_x, blocks_y = (triton.cdiv(cloud.n_padded, POINTS) for cloud in (x, y))
         blocks = blocks_x + blocks_y
-        partial = torch.empty(blocks + 1, NUMBERS.value, dtype=torch.float64, device=device)
-        arrivals = torch.zeros(1, dtype=torch.int32, device=device)
-        self.numbers = partial[0]
-        start = [0.0] * STATE
+        partial = torch.empty(*batch, blocks + 1, NUMBERS.value, dtype=torch.float64, device=device)
+        largest = torch.empty(*batch, blocks_y, dtype=torch.float64, device=device)
+        arrivals = torch.zeros(problems, dtype=torch.int32, device=device)
+        self.numbers = partial[..., 0, :]
+        start = [0.0] * STATE.value
         start[COUNT.value], start[BEST_DUAL.value], start[BEST_RESIDUAL.value] = -1.0, -math.inf, math.inf
-        start[REGULARISATION.value], start[MASS.value] = LEAST_REGULARISATION, mass
-        self._start = torch.tensor(start, dtype=torch.float64).to(device)
+        start[REGULARISATION.value] = LEAST_REGULARISATION
+        self._start = torch.tensor(start, dtype=torch.float64).to(device).repeat(*batch, 1)
+        self._start[..., MASS.value] = mass
         self.state = self._start.clone()
+        options = {"POINTS": POINTS, "MEMORY": MEMORY}
         self._record = Launch(
-            record_kernel, (blocks, 1, 1),
+            record_kernel, (blocks, 1, problems),
             (x.potential, x.weight, x.n_padded, y.potential, y.used, y.weight, y.statistics, y.n_padded, self.steps,
-             self.images, last_step, self.last_images, partial, arrivals, self.state, blocks_x),
-            {"POINTS": POINTS, "MEMORY": MEMORY, "FREE_CONSTANT": self.free_constant},
+             self.images, self.last_step, self.last_images, partial, arrivals, self.state, blocks_x),
+            {**options, "FREE_CONSTANT": self.free_constant, "BATCHED": bool(batch)},
         )  # fmt: skip
         self._mix = Launch(
-            mix_kernel, (blocks_y, 1, 1),
+            mix_kernel, (blocks_y, 1, problems),
             (self.images, self.last_images, self.state, y.potential, y.half_square, y.weight, y.log2_weight,
-             y.coarse_bias, y.row_bias, y.col_bias, y.statistics, partial[1:], arrivals, y.n_padded),
-            {"POINTS": POINTS, "MEMORY": MEMORY},
+             y.coarse_bias, y.row_bias, y.col_bias, y.statistics, largest, arrivals, y.n_padded),
+            {**options, "BATCHED": bool(batch)},
         )  # fmt: skip
 
     def start(self) -> None:
@@ -99,11 +103,27 @@ def _entropic(u, eps_over_rho):
 def record_kernel(
     x_potential, x_weight, n, y_potential, y_used, y_weight, y_statistics, m, steps, images, last_step, last_images,
     numbers, arrivals, state, blocks_x, x_eps_over_rho, y_eps_over_rho,
-    POINTS: tl.constexpr, MEMORY: tl.constexpr, FREE_CONSTANT: tl.constexpr,
+    POINTS: tl.constexpr, MEMORY: tl.constexpr, FREE_CONSTANT: tl.constexpr, BATCHED: tl.constexpr,
 ):  # fmt: skip
     """`History.record`: partial sums of the first blocks_x programs over x, of the rest over y, reduced in a fixed
-    order by the last to arrive, which also decides the next step. n, m: points with padding; last_images [2, m]."""
+    order by the last to arrive, which also decides the next step. n, m: points with padding; last_images [2, m].
+    BATCHED: as of `kernels.py`."""
     program, n_programs = tl.program_id(0), tl.num_programs(0)
+    if BATCHED:
+        problem = tl.program_id(2).to(tl.int64)
+        x_potential += problem * n
+        x_weight += problem * n
+        y_potential += problem * m
+        y_used += problem * m
+        y_weight += problem * m
+        y_statistics += problem * 3
+        steps += problem * MEMORY * m
+        images += problem * MEMORY * m
+        last_step += problem * m
+        last_images += problem * 2 * m
+        numbers += problem * (n_programs + 1) * NUMBERS
+        arrivals += problem
+        state += problem * STATE
     count = tl.load(state + COUNT).to(tl.int32)
     slot = tl.where(count >= 0, count % MEMORY, -1)
     turn = 1 - tl.load(state + TURN).to(tl.int32)
@@ -245,13 +265,29 @@ def _segment(vector, index, k, first, count: tl.constexpr):
 def mix_kernel(
     images, last_images, state, potential, half_square, weight, log2_weight, coarse_bias, row_bias, col_bias,
     statistics, largest, arrivals, m, scale, scale_rest, step, POINTS: tl.constexpr, MEMORY: tl.constexpr,
+    BATCHED: tl.constexpr,
 ):  # fmt: skip
     """potential = source image - sum_k c_k images_k where there is weight, and the biases that follow.
 
     Its largest distance from the newest image is added to move and offset in statistics. largest: float64, one number
-    a program.
+    a program. BATCHED: as of `kernels.py`.
     """
     program, n_programs = tl.program_id(0), tl.num_programs(0)
+    if BATCHED:
+        problem = tl.program_id(2).to(tl.int64)
+        images += problem * MEMORY * m
+        last_images += problem * 2 * m
+        state += problem * STATE
+        potential += problem * m
+        half_square += problem * m
+        weight += problem * m
+        log2_weight += problem * m
+        coarse_bias += problem * m
+        row_bias += problem * m
+        col_bias += problem * m
+        statistics += problem * 3
+        largest += problem * n_programs
+        arrivals += problem
     point = program * POINTS + tl.arange(0, POINTS)
     inside = point < m
     newest = tl.load(last_images + tl.load(state + TURN).to(tl.int32) * m + point, inside, other=0.0)

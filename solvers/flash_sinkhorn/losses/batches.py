@@ -1,4 +1,4 @@
-"""Batches: the results of one problem after another, from small problems that fill a GPU together."""
+"""Batches: the results of one problem after another, from problems that are solved together."""
 
 from __future__ import annotations
 
@@ -6,18 +6,31 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..inputs.batches import Batch, checked_batch
 from ..inputs.batches import problem as problem_of
-from ..inputs.checks import whole
-from ..iteration.loop import Method, Updates
+from ..inputs.checks import Inputs, positive, whole
+from ..iteration.batch_loop import Together, taken
+from ..iteration.batches import BatchResult, Ended, iterate_pairs, iterate_selves, solved
+from ..iteration.loop import Limits, Method, Updates
 from ..iteration.self_transport import self_iterated
 from ..iteration.solver import iterated
 from ..sweeps.replay import Tensors, replayed
 from ..sweeps.tiles import Precision
 from .loss import Gradients, Pair, Regularisation, SelfPair, attach, full_precision, promoted
-from .transport import Transport, checked_problem, debiased, self_problem, tell_if_eps_hides_the_costs, transport
+from .near_copies import ATTEMPT_PASSES, iterate_near_copies
+from .transport import (
+    Transport,
+    checked_problem,
+    debiased,
+    default_tols,
+    judged,
+    self_problem,
+    tell_if_eps_hides_the_costs,
+    transport,
+)
 
 
 def transports(
@@ -34,25 +47,31 @@ def transports(
 ) -> list[Transport]:
     """`transport` of each problem of x [B, n, d], y [B, m, d], a [B, n], b [B, m]; arguments and errors as there.
 
-    On a GPU a fixed number of iterations is run for all problems together, and so are the gradients of its values.
-    Otherwise, and with a tolerance, which the host looks at, one problem is solved after another.
+    All problems are solved together, each to its own residual, and on a GPU so are the gradients of their values. One
+    after another are: a single problem; those with max_seconds, which are each one's own; and fixed iterations on the
+    CPU. Where problems start from larger eps, it is the widest clouds that say from which.
     """
     whole("max_iterations", max_iterations)
-    if n_iterations is not None and tol is None and max_seconds is None and x.device.type == "cuda":
-        return _iterated_together(x, y, a, b, n_iterations, **options)
+    if max_seconds is None:
+        if n_iterations is None and len(x) > 1:
+            return _solved_together(x, y, a, b, tol=tol, max_iterations=max_iterations, **options)
+        if n_iterations is not None and tol is None and x.device.type == "cuda":
+            return _solved_together(x, y, a, b, n_iterations=n_iterations, **options)
     options |= {"tol": tol, "n_iterations": n_iterations, "max_iterations": max_iterations, "max_seconds": max_seconds}
     of_a, of_b = ([None] * len(x) if weight is None else weight.unbind(0) for weight in (a, b))
     problems = zip(x.unbind(0), y.unbind(0), of_a, of_b, strict=True)
     return [transport(points, others, *weights, **options) for points, others, *weights in problems]
 
 
-def _iterated_together(
+def _solved_together(
     x: torch.Tensor,
     y: torch.Tensor,
     a: torch.Tensor | None,
     b: torch.Tensor | None,
-    n_iterations: int,
     *,
+    tol: float | None = None,
+    n_iterations: int | None = None,
+    max_iterations: int = 1_000,
     eps: float,
     cost_scale: float = 1.0,
     rho: float | None = None,
@@ -62,69 +81,158 @@ def _iterated_together(
     precision: Precision | str = Precision.EXACT,
     hessian_tol: float | None = None,
 ) -> list[Transport]:
-    n_iterations = whole("n_iterations", n_iterations)
-    problem = checked_problem(eps, cost_scale, rho, rho_x, rho_y, precision, hessian_tol, tol=None)
+    """tol None is as of `transport`, unless n_iterations is given."""
+    tol = tol if tol is None else positive("tol", tol)
+    problem = checked_problem(eps, cost_scale, rho, rho_x, rho_y, precision, hessian_tol, tol)
+    tols: list[float] | list[None] = [None] * len(x)
     with full_precision(x):
         checks: dict[str, Any] = {"eps": problem.eps, "cost_scale": problem.cost_scale, "balanced": problem.balanced}
         batch = checked_batch(x, y, a, b, **checks)
         x, y, a, b = promoted(x, y, a, b)
         tell_if_eps_hides_the_costs(x, max(batch.units), problem)
-        pairs = _iterated(batch, problem, n_iterations)
-        ot = pairs.attached(x, y, a, b)
-        divergence, own = None, []
+        if n_iterations is not None:
+            rule: _Iterations | _Tolerance = _Iterations(whole("n_iterations", n_iterations))
+        else:
+            detached = (v.detach() for v in (x, y, a, b))
+            tols = [tol] * len(x) if tol is not None else default_tols(problem, *detached)
+            rule = _Tolerance(np.array(tols), max_iterations)
+        own = []
         if debias:
             for points, weight, splits in ((x, a, problem.precision.splits_x), (y, b, problem.precision.splits_y)):
-                batch = checked_batch(points, points, weight, weight, **checks)
-                own.append(_iterated(batch, self_problem(problem, rounded=not splits), n_iterations, alone=True))
+                alone = checked_batch(points, points, weight, weight, **checks)
+                own.append(rule.solve_self(alone, self_problem(problem, rounded=rule.rounds(problem, splits))))
+        pairs = rule.solve(batch, problem, own)
+        ot = pairs.attached(x, y, a, b)
+        divergence = None
+        if own:
             of_x, of_y = own[0].attached(x, x, a, a), own[1].attached(y, y, b, b)
             divergence = debiased(ot, of_x, of_y, a, b, problem)
+    in_float64 = x.device.type == "cpu" and x.dtype is torch.float64
     inputs = zip(*(tensor.detach() for tensor in (x, y, a, b)), strict=True)
     values = ot.unbind(0), [None] * len(ot) if divergence is None else divergence.unbind(0)
-    return [
-        Transport(
-            ot=value,
-            divergence=debiased_value,
-            f=pairs.f[k],
-            g=pairs.g[k],
-            f_self=(own[0].g if own[0].symmetric else own[0].f)[k] if own else None,
-            g_self=own[1].g[k] if own else None,
-            residual=None,
-            converged=None,
-            tol=None,
-            problem=problem,
-            n_passes=sum(each.n_passes for each in (pairs, *own)),
-            inputs=tensors,
+    results = []
+    for k, (value, debiased_value, tensors) in enumerate(zip(*values, inputs, strict=True)):
+        residual, converged = judged([each.found.ended[k] for each in (pairs, *own)], tols[k], in_float64=in_float64)
+        results.append(
+            Transport(
+                ot=value,
+                divergence=debiased_value,
+                f=pairs.found.f[k],
+                g=pairs.found.g[k],
+                f_self=(own[0].found.g if own[0].symmetric else own[0].found.f)[k] if own else None,
+                g_self=own[1].found.g[k] if own else None,
+                residual=residual,
+                converged=converged,
+                tol=tols[k],
+                problem=replace(problem, precision=pairs.found.precisions[k]),
+                n_passes=sum(each.found.n_passes[k] for each in (pairs, *own)),
+                inputs=tensors,
+            )
         )
-        for k, (value, debiased_value, tensors) in enumerate(zip(*values, inputs, strict=True))
-    ]
+    return results
+
+
+@dataclass(frozen=True)
+class _Iterations:
+    """A fixed number of them."""
+
+    count: int
+
+    def rounds(self, problem: Regularisation, splits: bool) -> bool:
+        """Whether a self problem's cloud is to be rounded; splits: whether it is a pair in the first problem."""
+        return not splits
+
+    def solve_self(self, batch: Batch, problem: Regularisation) -> _Solved:
+        if problem.rho_x != problem.rho_y:
+            return self.solve(batch, problem)
+        f, g = self_iterated(batch, self.count, problem.eps, problem.cost_scale, problem.rho_x, problem.precision)
+        return _Solved(batch, problem, self._found(problem, f, g, self.count), symmetric=True)
+
+    def solve(self, batch: Batch, problem: Regularisation, own: Sequence[_Solved] = ()) -> _Solved:
+        f, g = iterated(batch, (problem.eps,) * self.count, _method(problem), problem.precision)
+        return _Solved(batch, problem, self._found(problem, f, g, 2.0 * self.count), symmetric=False)
+
+    def _found(self, problem: Regularisation, f: torch.Tensor, g: torch.Tensor, n_passes: float) -> BatchResult:
+        count = len(f)
+        return BatchResult(f, g, [Ended(None, None, False)] * count, [n_passes] * count, [problem.precision] * count)
+
+
+@dataclass(frozen=True)
+class _Tolerance:
+    """On the residual of each problem: tol [B]."""
+
+    tol: np.ndarray
+    max_iterations: int
+
+    def rounds(self, problem: Regularisation, splits: bool) -> bool:
+        """As in `transport`: all end exact, and two copies that get there alike are rounded alike, which cancels."""
+        return problem.precision is not Precision.EXACT
+
+    def solve_self(self, batch: Batch, problem: Regularisation) -> _Solved:
+        if problem.rho_x != problem.rho_y:
+            return self.solve(batch, problem)
+
+        def solve(inputs: Inputs, at: np.ndarray) -> Together:
+            return iterate_selves(inputs, *self._options(problem, at))
+
+        return _Solved(batch, problem, solved(batch, solve, problem.eps), symmetric=True)
+
+    def solve(self, batch: Batch, problem: Regularisation, own: Sequence[_Solved] = ()) -> _Solved:
+        """own: the self problems, a start where clouds are near copies."""
+
+        def solve(inputs: Inputs, at: np.ndarray) -> Together:
+            if not own or not problem.balanced:
+                return iterate_pairs(inputs, *self._options(problem, at))
+            index = torch.as_tensor(at, device=inputs.x.device)
+            starts = [each.found.f[index] for each in own]
+            limits = Limits(self.max_iterations, None)
+            options: dict[str, Any] = {"eps": problem.eps, "cost_scale": problem.cost_scale}
+            loop, others = iterate_near_copies(inputs, *starts, **options, tol=self.tol[at], limits=limits)
+            if len(others):
+                some = taken(inputs, torch.as_tensor(others, device=index.device))
+                rest = iterate_pairs(some, *self._options(problem, at[others]))
+                rest.n_passes += ATTEMPT_PASSES
+                loop.put(others, rest)
+            return loop
+
+        return _Solved(batch, problem, solved(batch, solve, problem.eps), symmetric=False)
+
+    def _options(self, problem: Regularisation, at: np.ndarray) -> tuple[Method, Precision, float, np.ndarray, int]:
+        return _method(problem), problem.precision, problem.eps, self.tol[at], self.max_iterations
+
+
+def _method(problem: Regularisation) -> Method:
+    return Method(problem.cost_scale, problem.rho_x, problem.rho_y, Updates.ALTERNATING, acceleration=True)
+
+
+_Number = tuple[float, Precision]  # the unit of one problem, and the precision of its sweeps
 
 
 @dataclass(frozen=True)
 class _Solved:
     """`transport._Solved` of B problems, and what its values and gradients are computed from, all problems at once.
 
-    f [B, n], g [B, m]; batch: with the weights as given.
+    problem: of all but their precision, which is each one's own.
     """
 
     batch: Batch
     problem: Regularisation
-    f: torch.Tensor
-    g: torch.Tensor
-    n_passes: float
+    found: BatchResult
     symmetric: bool
 
     def attached(self, *inputs: torch.Tensor) -> torch.Tensor:
         """The values [B], differentiable in x, y, a and b [B, ...]."""
         weighted = replace(self, batch=replace(self.batch, a=inputs[2].detach(), b=inputs[3].detach()))
+        f, g = self.found.f, self.found.g
         if self.symmetric:
-            return attach(weighted.values(self.g, self.f), weighted, [inputs[0], inputs[2]], [self.g])
-        return attach(weighted.values(self.f, self.g), weighted, list(inputs), [self.f, self.g])
+            return attach(weighted.values(g, f), weighted, [inputs[0], inputs[2]], [g])
+        return attach(weighted.values(f, g), weighted, list(inputs), [f, g])
 
     def values(self, *potentials: torch.Tensor) -> torch.Tensor:
         """[B]."""
 
-        def compute(unit: float, *tensors: torch.Tensor) -> tuple[torch.Tensor]:
-            derivatives, own = self._single(unit, tensors[:5])
+        def compute(number: _Number, *tensors: torch.Tensor) -> tuple[torch.Tensor]:
+            derivatives, own = self._single(number, tensors[:5])
             return (derivatives.value([*own, *tensors[5:]]),)
 
         return self._replayed("values", compute, *potentials)[0]
@@ -132,8 +240,8 @@ class _Solved:
     def gradients(self, tensors: Sequence[torch.Tensor], needed: Sequence[bool]) -> Gradients:
         """As `Pair.gradients`, [B, ...] each."""
 
-        def compute(unit: float, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            derivatives, own = self._single(unit, tensors[:5])
+        def compute(number: _Number, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            derivatives, own = self._single(number, tensors[:5])
             found = zip(derivatives.gradients([*own, *tensors[5:]], needed), needed, strict=True)
             return tuple(gradient for gradient, is_needed in found if gradient is not None and is_needed)
 
@@ -142,30 +250,24 @@ class _Solved:
 
     def hessian_times(self, tensors: Sequence[torch.Tensor], direction: Gradients) -> Gradients:
         """As `Pair.hessian_times`, [B, ...] each, one problem after another."""
-        single = (SelfPair if self.symmetric else Pair)(self.problem)
-        found = [
-            single.hessian_times([tensor[k] for tensor in tensors], tuple(v if v is None else v[k] for v in direction))
-            for k in range(len(tensors[0]))
-        ]
+        found = []
+        for k, precision in enumerate(self.found.precisions):
+            single = (SelfPair if self.symmetric else Pair)(replace(self.problem, precision=precision))
+            along = tuple(v if v is None else v[k] for v in direction)
+            found.append(single.hessian_times([tensor[k] for tensor in tensors], along))
         return tuple(None if each[0] is None else torch.stack(each) for each in zip(*found, strict=True))
 
-    def _single(self, unit: float, tensors: Sequence[torch.Tensor]) -> tuple[Pair | SelfPair, Sequence[torch.Tensor]]:
+    def _single(
+        self, number: _Number, tensors: Sequence[torch.Tensor]
+    ) -> tuple[Pair | SelfPair, Sequence[torch.Tensor]]:
         """One problem's derivatives, which look at nothing, and what they are in, from its share of the batch."""
-        checked = problem_of(unit, *tensors)
+        unit, precision = number
+        checked, problem = problem_of(unit, *tensors), replace(self.problem, precision=precision)
         if self.symmetric:
-            return SelfPair(self.problem, checked), (checked.x, checked.a)
-        return Pair(self.problem, checked), tensors[:4]
+            return SelfPair(problem, checked), (checked.x, checked.a)
+        return Pair(problem, checked), tensors[:4]
 
     def _replayed(self, what: Hashable, compute: Callable[..., Tensors], *others: torch.Tensor) -> Tensors:
         kind = what, self.problem, self.symmetric
-        return replayed(kind, self.batch.units, compute, *self.batch.tensors, *others)
-
-
-def _iterated(batch: Batch, problem: Regularisation, n_iterations: int, *, alone: bool = False) -> _Solved:
-    """alone: x and y are one cloud."""
-    if alone and problem.rho_x == problem.rho_y:
-        f, g = self_iterated(batch, n_iterations, problem.eps, problem.cost_scale, problem.rho_x, problem.precision)
-        return _Solved(batch, problem, f, g, n_iterations, symmetric=True)
-    method = Method(problem.cost_scale, problem.rho_x, problem.rho_y, Updates.ALTERNATING, acceleration=True)
-    f, g = iterated(batch, (problem.eps,) * n_iterations, method, problem.precision)
-    return _Solved(batch, problem, f, g, 2.0 * n_iterations, symmetric=False)
+        numbers = list(zip(self.batch.units, self.found.precisions, strict=True))
+        return replayed(kind, numbers, compute, *self.batch.tensors, *others)

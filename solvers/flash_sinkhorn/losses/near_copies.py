@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from ..inputs.checks import checked_inputs
+from ..inputs.checks import Inputs, checked_inputs
+from ..iteration.batch_loop import BatchLoop
 from ..iteration.loop import Limits, Loop, Method, Updates
 from ..sweeps.tiles import LOG2_E, Precision
 
@@ -50,15 +52,8 @@ def solve_near_copy(
     the self problem were, which cancels as well. All sweeps are exact, as the self problems' last ones were.
     """
     inputs = checked_inputs(x, y, a, b, eps=eps, cost_scale=cost_scale)
-    method = Method(cost_scale, None, None, Updates.ALTERNATING, acceleration=True)
-    loop = Loop(inputs, method, Precision.EXACT)
-    x, y = (points - inputs.centre.to(points) for points in (inputs.x, inputs.y))
-    shift = _mean(x, inputs.a) - _mean(y, inputs.b)
-    sides = (loop.sweeps.x, x, f_self, shift), (loop.sweeps.y, y, g_self, -shift)
-    for cloud, points, potential, along in sides:
-        linear = 2.0 * cost_scale * (points @ along).double()
-        cloud.potential[: cloud.n] = (potential + linear) * (LOG2_E / eps)
-    loop.set_epsilon(eps)
+    loop = Loop(inputs, _method(cost_scale), Precision.EXACT)
+    _start(loop, f_self, g_self, eps)
     for residual in loop.checks(tol, limits):
         if loop.n_iterations == 1 and not residual <= NEAR:
             return None
@@ -67,6 +62,37 @@ def solve_near_copy(
     return NearCopy(f, g, loop.residual, loop.converged, loop.n_passes, loop.precision, loop.stalled)
 
 
+def iterate_near_copies(
+    inputs: Inputs,
+    f_self: torch.Tensor,
+    g_self: torch.Tensor,
+    *,
+    eps: float,
+    cost_scale: float,
+    tol: np.ndarray,
+    limits: Limits,
+) -> tuple[BatchLoop, np.ndarray]:
+    """The same of a batch, f_self [B, n] and g_self [B, m], with the indices of the problems that are None."""
+    loop = BatchLoop(inputs, _method(cost_scale), Precision.EXACT)
+    _start(loop, f_self, g_self, eps)
+    return loop, loop.iterate_to(tol, limits, leaves=lambda looks: len(looks) == 1 and ~(looks[0] <= NEAR))
+
+
+def _method(cost_scale: float) -> Method:
+    return Method(cost_scale, None, None, Updates.ALTERNATING, acceleration=True)
+
+
+def _start(loop: Loop | BatchLoop, f_self: torch.Tensor, g_self: torch.Tensor, eps: float) -> None:
+    inputs = loop.inputs
+    x, y = (points - inputs.centre.to(points)[..., None, :] for points in (inputs.x, inputs.y))
+    shift = _mean(x, inputs.a) - _mean(y, inputs.b)
+    sides = (loop.sweeps.x, x, f_self, shift), (loop.sweeps.y, y, g_self, -shift)
+    for cloud, points, potential, along in sides:
+        linear = 2.0 * loop.method.cost_scale * (points * along[..., None, :]).sum(-1).double()
+        cloud.potential[..., : cloud.n] = (potential + linear) * (LOG2_E / eps)
+    loop.set_epsilon(eps)
+
+
 def _mean(points: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """[d]; a product and a sum, for products of matrices may round to TF32."""
-    return (points * weight.to(points.dtype)[:, None]).sum(0)
+    """[..., d]; a product and a sum, for products of matrices may round to TF32."""
+    return (points * weight.to(points.dtype)[..., None]).sum(-2)

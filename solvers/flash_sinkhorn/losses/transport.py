@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -147,7 +147,7 @@ def transport(
         x, y, a, b = promoted(x, y, a, b)
         tell_if_eps_hides_the_costs(x, inputs.unit, problem)
         if tol is None and n_iterations is None:
-            budget.tol = _default_tol(x, y, a, b, problem)
+            (budget.tol,) = default_tols(problem, *(v.detach()[None] for v in (x, y, a, b)))
         own = []
         if debias:
             own.append(_solve_self(x, a, problem, budget, rounded=not problem.precision.splits_x))
@@ -158,13 +158,7 @@ def transport(
         if own:
             divergence = debiased(ot, _self_value(x, a, own[0]), _self_value(y, b, own[1]), a, b, problem)
     solved = [pair, *own]
-    residuals = [each.residual for each in solved if each.residual is not None]
-    converged = all(each.converged for each in solved) if residuals else None
-    if converged is False:
-        assert budget.tol is not None
-        by_rounding = all(each.stalled for each in solved if not each.converged)
-        in_float64 = x.device.type == "cpu" and x.dtype is torch.float64
-        tell_not_converged(max(residuals), budget.tol, by_rounding=by_rounding, in_float64=in_float64)
+    residual, converged = judged(solved, budget.tol, in_float64=x.device.type == "cpu" and x.dtype is torch.float64)
     return Transport(
         ot=ot,
         divergence=divergence,
@@ -172,13 +166,37 @@ def transport(
         g=pair.g,
         f_self=(own[0].g if own[0].symmetric else own[0].f) if own else None,
         g_self=own[1].g if own else None,
-        residual=max(residuals) if residuals else None,
+        residual=residual,
         converged=converged,
         tol=budget.tol,
         problem=pair.problem,
         n_passes=sum(each.n_passes for each in solved),
         inputs=(x.detach(), y.detach(), a.detach(), b.detach()),
     )
+
+
+class Ended(Protocol):
+    """How a solve ended, as of `Result`."""
+
+    @property
+    def residual(self) -> float | None: ...
+    @property
+    def converged(self) -> bool | None: ...
+    @property
+    def stalled(self) -> bool: ...
+
+
+def judged(solved: Sequence[Ended], tol: float | None, *, in_float64: bool) -> tuple[float | None, bool | None]:
+    """The largest residual of one problem's solves and whether all have converged, else it is told; None if there was
+    no tolerance."""
+    residuals = [each.residual for each in solved if each.residual is not None]
+    if tol is None or not residuals:
+        return None, None
+    converged = all(each.converged for each in solved)
+    if not converged:
+        by_rounding = all(each.stalled for each in solved if not each.converged)
+        tell_not_converged(max(residuals), tol, by_rounding=by_rounding, in_float64=in_float64)
+    return max(residuals), converged
 
 
 def checked_problem(
@@ -302,23 +320,26 @@ def _self_value(x: torch.Tensor, a: torch.Tensor, own: _Solved) -> torch.Tensor:
     return pair_value(x, x, a, a, own.f, own.g, own.problem)
 
 
-def _default_tol(x: torch.Tensor, y: torch.Tensor, a: torch.Tensor, b: torch.Tensor, problem: Regularisation) -> float:
-    """1e-4, or more where float32 exponents, which are as large as |x|^2 / eps, allow no less; that is told."""
+def default_tols(
+    problem: Regularisation, x: torch.Tensor, y: torch.Tensor, a: torch.Tensor, b: torch.Tensor
+) -> list[float]:
+    """Of each problem of a batch, x [B, n, d] and so on: 1e-4, or more where float32 exponents, which are as large as
+    |x|^2 / eps, allow no less; that is told."""
     if x.device.type == "cpu" and x.dtype is torch.float64:
-        return DEFAULT_TOL
-    x, y, a, b = (v.detach() for v in (x, y, a, b))
+        return [DEFAULT_TOL] * len(x)
     centre = (_mean(x, a) + _mean(y, b)) / 2
-    squares = torch.stack([_mean((v - centre).square().sum(1), w) for v, w in ((x, a), (y, b))]).amax().item()
-    floor = FLOAT32_FLOOR * problem.cost_scale * squares / problem.eps
-    tol = min(max(DEFAULT_TOL, floor), LARGEST_DEFAULT_TOL)
-    used, asked = f"{tol:.0e}", f"{DEFAULT_TOL:.0e}"
-    if used != asked:
-        tell(
-            f"solved to tol {used}, not {asked}: float32 rounds exponents as large as |x|^2 / eps, and eps = "
-            f"{problem.eps:g} is small for these clouds; set tol= to choose, or raise eps (blur)",
-            RuntimeWarning,
-        )
-    return tol
+    of_x, of_y = (_mean((v - centre[:, None]).square().sum(2, keepdim=True), w)[:, 0] for v, w in ((x, a), (y, b)))
+    floors = (FLOAT32_FLOOR * problem.cost_scale / problem.eps * torch.maximum(of_x, of_y)).tolist()
+    tols = [min(max(DEFAULT_TOL, floor), LARGEST_DEFAULT_TOL) for floor in floors]
+    asked = f"{DEFAULT_TOL:.0e}"
+    for used in dict.fromkeys(f"{tol:.0e}" for tol in tols):
+        if used != asked:
+            tell(
+                f"solved to tol {used}, not {asked}: float32 rounds exponents as large as |x|^2 / eps, and eps = "
+                f"{problem.eps:g} is small for these clouds; set tol= to choose, or raise eps (blur)",
+                RuntimeWarning,
+            )
+    return tols
 
 
 def tell_if_eps_hides_the_costs(x: torch.Tensor, unit: float, problem: Regularisation) -> None:
@@ -334,9 +355,9 @@ def tell_if_eps_hides_the_costs(x: torch.Tensor, unit: float, problem: Regularis
 
 
 def _mean(values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Of values [n] or [n, d]."""
-    share = (weight / weight.sum()).to(values.dtype)
-    return torch.tensordot(share, values, 1)
+    """[B, d] of values [B, n, d]."""
+    share = (weight / weight.sum(1, keepdim=True)).to(values.dtype)
+    return torch.bmm(share[:, None], values)[:, 0]
 
 
 class _Budget:

@@ -20,6 +20,9 @@ A row block's columns may be split over programs. The last of them to arrive set
 be settled reduces the blocks' statistics, in a fixed order: one launch a half-step, the same bits every time.
 
 Integers that vary with n are not specialised, so that a new n compiles nothing.
+
+BATCHED: arrays have the problems of a batch as their first axis, and so has the grid as its last. Problems share sizes,
+scale and damping, and nothing else: each has its own statistics, so each its own choice of loop.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ def prepare_kernel(
     points, stride_point, stride_coordinate, centre, raw_weight, hi, lo, potential, half_square, weight, log2_weight,
     n, stride_stored, stride_stored_coordinate, inverse_unit,
     D: tl.constexpr, D_STORED: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, SPLIT: tl.constexpr,
-    WHOLE: tl.constexpr, DIRECT: tl.constexpr, PACKED: tl.constexpr,
+    WHOLE: tl.constexpr, DIRECT: tl.constexpr, PACKED: tl.constexpr, BATCHED: tl.constexpr,
 ):  # fmt: skip
     """Store BM centred points as operands, with the half squares of what was stored, weights, and potentials of zero.
 
@@ -47,6 +50,18 @@ def prepare_kernel(
     h + l. WHOLE: h is a whole number. PACKED: hi is (h, h, l, l) and lo is (h, l, h, l), as far as D_STORED reaches, so
     that one product of hi and lo is that of two pairs but for l.l, or part of it, which is below float32's resolution.
     """
+    if BATCHED:
+        problem = tl.program_id(2).to(tl.int64)
+        given, stored_rows = problem * n, problem * tl.num_programs(0) * BM
+        points += given * D
+        raw_weight += given
+        centre += problem * D
+        hi += stored_rows * D_STORED
+        lo += stored_rows * D_STORED
+        potential += stored_rows
+        half_square += stored_rows
+        weight += stored_rows
+        log2_weight += stored_rows
     row = tl.program_id(0) * BM + tl.arange(0, BM)
     source = tl.minimum(row, n - 1).to(tl.int64)
     square = tl.zeros([BM], tl.float64)
@@ -101,12 +116,22 @@ def _store_biases(coarse_bias, row_bias, col_bias, row, bias, b_log2_weight, sca
 @triton.jit
 def rescale_kernel(
     potential, half_square, log2_weight, coarse_bias, row_bias, col_bias, statistics, ratio, scale, scale_rest, step,
-    ROWS: tl.constexpr,
+    ROWS: tl.constexpr, BATCHED: tl.constexpr,
 ):  # fmt: skip
     """potential *= ratio (a new epsilon), and the biases that follow from it and the new score scale.
 
     Nothing is known then of the next sums: move and offset are infinite.
     """
+    if BATCHED:
+        problem = tl.program_id(2).to(tl.int64)
+        own = problem * tl.num_programs(0) * ROWS
+        potential += own
+        half_square += own
+        log2_weight += own
+        coarse_bias += own
+        row_bias += own
+        col_bias += own
+        statistics += problem * 3
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     b_potential = tl.load(potential + row) * ratio
     bias = b_potential - _scaled(tl.load(half_square + row), scale, scale_rest)
@@ -320,8 +345,24 @@ def _settle_block(
 def settle_kernel(
     partial_log2_sums, n_padded, n_splits, potential, half_square, weight, log2_weight, coarse_bias, row_bias, col_bias,
     used, statistics, block_statistics, arrivals, scale, scale_rest, step, relaxation, undamped, BM: tl.constexpr,
+    BATCHED: tl.constexpr,
 ):  # fmt: skip
     """Settle what sweeps without settling left; one program for every BM rows. Arguments as in `sweep_kernel`."""
+    if BATCHED:
+        problem, n_blocks = tl.program_id(2).to(tl.int64), tl.num_programs(0)
+        own = problem * n_padded
+        partial_log2_sums += own * n_splits
+        potential += own
+        half_square += own
+        weight += own
+        log2_weight += own
+        coarse_bias += own
+        row_bias += own
+        col_bias += own
+        used += own
+        statistics += problem * 3
+        block_statistics += problem * 3 * n_blocks
+        arrivals += problem * (n_blocks + 1)
     _settle_block(
         tl.program_id(0) * BM + tl.arange(0, BM), partial_log2_sums, n_padded, n_splits, potential, half_square,
         weight, log2_weight, coarse_bias, row_bias, col_bias, used, statistics, block_statistics, arrivals, scale,
@@ -337,7 +378,7 @@ def sweep_kernel(
     scale, scale_rest, step, relaxation, undamped,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
     DIRECT: tl.constexpr, ROWS_SPLIT: tl.constexpr, COLS_SPLIT: tl.constexpr, STAGES: tl.constexpr,
-    SETTLE: tl.constexpr,
+    SETTLE: tl.constexpr, BATCHED: tl.constexpr,
 ):  # fmt: skip
     """Program (i, s): partial_log2_sums[s, rows of block i] over column tiles [s, s + 1) * tiles_per_split; with
     SETTLE the rows are settled as well.
@@ -348,6 +389,28 @@ def sweep_kernel(
     or `rescale_kernel` left them. block_statistics: float64 [3, blocks]; arrivals: int32 [blocks + 1], zero before and
     after.
     """
+    if BATCHED:
+        problem, n_blocks = tl.program_id(2).to(tl.int64), tl.num_programs(0)
+        own, opposite = problem * n_padded, problem * n_tiles * BN
+        rows_hi += own * D
+        rows_lo += own * D
+        cols_hi += opposite * D
+        cols_lo += opposite * D
+        row_coarse += own
+        row_bias += own
+        own_col_bias += own
+        col_coarse += opposite
+        col_bias += opposite
+        row_statistics += problem * 3
+        col_statistics += problem * 3
+        partial_log2_sums += own * tl.num_programs(1)
+        potential += own
+        half_square += own
+        weight += own
+        log2_weight += own
+        used += own
+        block_statistics += problem * 3 * n_blocks
+        arrivals += problem * (n_blocks + 1)
     row_index = tl.program_id(0) * BM + tl.arange(0, BM)
     split = tl.program_id(1)
     first_tile = split * tiles_per_split

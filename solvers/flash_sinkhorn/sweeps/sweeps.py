@@ -36,7 +36,8 @@ C = TypeVar("C", bound=Cloud)
 
 
 class Sweeps(ABC, Generic[C]):
-    """Both clouds of one problem, and the half-steps between them.
+    """Both clouds of one problem, and the half-steps between them; or of a batch of B problems of the same sizes, whose
+    tensors have B as their first axis.
 
     A half-step is a sweep over all n * m pairs, which yields L = log2 of each row's sum of P over its weight, and a
     settling step from u towards F = damping * (u - L), `relaxation` of the way. Sums of which nothing is known, as
@@ -67,15 +68,19 @@ class Sweeps(ABC, Generic[C]):
         """Replace the potential of a side that was just settled. potential [as cloud.potential], at the same eps."""
 
     def rounding(self) -> float:
-        """The residual over the mass that half an ulp of the largest bias makes in every exponent. Waits for the
-        device.
+        """`roundings` of the only problem. Waits for the device."""
+        return self.roundings().item()
+
+    def roundings(self) -> torch.Tensor:
+        """The residual over the mass that half an ulp of the largest bias makes in every exponent: a scalar, [B] of a
+        batch.
 
         Exponents are rounded anew each time that a bias changes, as the rows' and as the columns', so that not even a
         converged pair meets its marginals to much less.
         """
         half_ulp = torch.finfo(self.exponent_dtype).eps / 2
-        largest = max(torch.where(c.weight > 0, self.bias(c), 0.0).abs().amax().item() for c in (self.x, self.y))
-        return math.log(2) * half_ulp * largest
+        of_x, of_y = (torch.where(c.weight > 0, self.bias(c), 0.0).abs().amax(-1) for c in (self.x, self.y))
+        return math.log(2) * half_ulp * torch.maximum(of_x, of_y)
 
     def bias(self, cloud: C) -> torch.Tensor:
         """What a sweep adds to the scores of the cloud's rows, in base-2 exponents: float64 [as cloud.potential]."""

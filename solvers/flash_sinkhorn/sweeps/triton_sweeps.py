@@ -41,7 +41,7 @@ class StoredCloud(Cloud):
     so that a rounded problem is solved consistently. Biases: float32 [n_padded]; coarse_bias, in units of the scores,
     as rows and as columns, and what remains in exponents, row_bias and col_bias (kernels.py).
     statistics: float64 [3], what settling leaves behind; block_statistics [3, blocks].
-    Padding repeats the last point with weight zero.
+    Padding repeats the last point with weight zero. Of a batch all have B as their first axis.
     """
 
     hi: torch.Tensor
@@ -58,21 +58,23 @@ class StoredCloud(Cloud):
 
     @property
     def n_padded(self) -> int:
-        return self.weight.shape[0]
+        return self.weight.shape[-1]
 
 
 class TritonSweeps(Sweeps[StoredCloud]):
-    """One problem on one GPU, in the given precision; C = cost_scale |x - y|^2."""
+    """One problem on one GPU, or a batch of them, x [B, n, d] and so on, in the given precision; C = cost_scale
+    |x - y|^2."""
 
     def __init__(self, inputs: Inputs, *, cost_scale: float, precision: Precision, tile: Tile | None = None):
-        d = inputs.x.shape[1]
+        n, d = inputs.x.shape[-2:]
+        self.batch: tuple[int, ...] = tuple(inputs.x.shape[:-2])
         self.cost_scale = cost_scale
         self.packed = precision.packs(d)
         self.direct = d <= LARGEST_DIRECT_DIMENSION and not self.packed
         self.rounded = not self.packed and not self.direct and precision is not Precision.EXACT
         self.improvable = self.rounded or (self.packed and d <= LARGEST_DIRECT_DIMENSION)
-        n_padded, m_padded = _round_up(inputs.x.shape[0]), _round_up(inputs.y.shape[0])
-        multiprocessors = _multiprocessors(inputs.x.device)
+        n_padded, m_padded = _round_up(n), _round_up(inputs.y.shape[-2])
+        multiprocessors = max(1, _multiprocessors(inputs.x.device) // self.problems)  # each one's share
         self.tile = tile or fitted(
             sweep_tile(precision, d, _shared_bytes(inputs.x.device)), n_padded, m_padded, multiprocessors
         )
@@ -91,10 +93,15 @@ class TritonSweeps(Sweeps[StoredCloud]):
         }
         slots = multiprocessors * self.tile.resident
         blocks = max(n_padded, m_padded) // self.tile.rows
-        self.arrivals = torch.zeros(blocks + 1, dtype=torch.int32, device=inputs.x.device)
+        self.arrivals = torch.zeros(self.problems * (blocks + 1), dtype=torch.int32, device=inputs.x.device)
         centre = inputs.direct_centre if self.direct else inputs.centre
         self.x = self._store(inputs.x, inputs.a, centre, x_split, self._splits(n_padded, m_padded, slots))
         self.y = self._store(inputs.y, inputs.b, centre, y_split, self._splits(m_padded, n_padded, slots))
+
+    @property
+    def problems(self) -> int:
+        """How many."""
+        return math.prod(self.batch)
 
     def _splits(self, n_padded: int, m_padded: int, slots: int) -> int:
         return column_splits(n_padded // self.tile.rows, m_padded // self.tile.cols, slots)
@@ -102,13 +109,13 @@ class TritonSweeps(Sweeps[StoredCloud]):
     def _store(
         self, points: torch.Tensor, weight: torch.Tensor, centre: torch.Tensor, split: bool, splits: int
     ) -> StoredCloud:
-        n, d = points.shape
-        n_padded, d_stored, device = _round_up(n), self.options["D"], points.device
+        n, d = points.shape[-2:]
+        n_padded, d_stored, device, batch = _round_up(n), self.options["D"], points.device, self.batch
         shape = (d_stored, n_padded) if self.direct else (n_padded, d_stored)
-        hi = torch.empty(shape, dtype=torch.float32 if self.direct else torch.float16, device=device)
-        doubles = torch.empty(5, n_padded, dtype=torch.float64, device=device)
-        singles = torch.empty(3, n_padded, dtype=torch.float32, device=device)
-        statistics = torch.empty(3, dtype=torch.float64, device=device)
+        hi = torch.empty(*batch, *shape, dtype=torch.float32 if self.direct else torch.float16, device=device)
+        doubles = torch.empty(5, *batch, n_padded, dtype=torch.float64, device=device)
+        singles = torch.empty(3, *batch, n_padded, dtype=torch.float32, device=device)
+        statistics = torch.empty(*batch, 3, dtype=torch.float64, device=device)
         cloud = StoredCloud(
             n=n,
             potential=doubles[0],
@@ -123,18 +130,18 @@ class TritonSweeps(Sweeps[StoredCloud]):
             lo=torch.empty_like(hi) if split or self.packed else hi,
             split=split,
             statistics=statistics,
-            residual=statistics[RESIDUAL.value :],
-            block_statistics=torch.empty(3, n_padded // self.tile.rows, dtype=torch.float64, device=device),
-            partial=torch.empty(splits, n_padded, dtype=torch.float32, device=device),
+            residual=statistics[..., RESIDUAL.value :],
+            block_statistics=torch.empty(*batch, 3, n_padded // self.tile.rows, dtype=torch.float64, device=device),
+            partial=torch.empty(*batch, splits, n_padded, dtype=torch.float32, device=device),
             strides=(1, n_padded) if self.direct else (d_stored, 1),
         )
         rows, width = 32, min(64, 1 << (d_stored - 1).bit_length())
         launch(
-            prepare_kernel, (n_padded // rows, 1, 1),
-            (points, *points.stride(), centre, weight, cloud.hi, cloud.lo, cloud.potential,
+            prepare_kernel, (n_padded // rows, 1, self.problems),
+            (points, *points.stride()[-2:], centre, weight, cloud.hi, cloud.lo, cloud.potential,
              cloud.half_square, cloud.weight, cloud.log2_weight, n, *cloud.strides, 1.0 / self.unit),
             {"D": d, "D_STORED": d_stored, "BM": rows, "BD": width, "SPLIT": cloud.lo is not hi,
-             "WHOLE": self.whole, "DIRECT": self.direct, "PACKED": self.packed},
+             "WHOLE": self.whole, "DIRECT": self.direct, "PACKED": self.packed, "BATCHED": bool(self.batch)},
         )  # fmt: skip
         return cloud
 
@@ -185,33 +192,33 @@ class TritonSweeps(Sweeps[StoredCloud]):
 
     def _bind_rescale(self, cloud: StoredCloud) -> Launch:
         return Launch(
-            rescale_kernel, (cloud.n_padded // ROWS, 1, 1),
+            rescale_kernel, (cloud.n_padded // ROWS, 1, self.problems),
             (cloud.potential, cloud.half_square, cloud.log2_weight, cloud.coarse_bias, cloud.row_bias, cloud.col_bias,
              cloud.statistics),
-            {"ROWS": ROWS},
+            {"ROWS": ROWS, "BATCHED": bool(self.batch)},
         )  # fmt: skip
 
     def _bind_sweep(self, rows: StoredCloud, cols: StoredCloud, settle: bool) -> Launch:
         n_tiles = cols.n_padded // self.tile.cols
-        splits = rows.partial.shape[0]
+        splits = rows.partial.shape[-2]
         return Launch(
-            sweep_kernel, (rows.n_padded // self.tile.rows, splits, 1),
+            sweep_kernel, (rows.n_padded // self.tile.rows, splits, self.problems),
             (rows.hi, rows.lo, cols.hi if cols.split else cols.lo, cols.lo, *rows.strides, *cols.strides,
              rows.coarse_bias, rows.row_bias, cols.coarse_bias, cols.col_bias, rows.statistics, cols.statistics,
              rows.partial, rows.n_padded, n_tiles, -(-n_tiles // splits), rows.potential, rows.half_square, rows.weight,
              rows.log2_weight, rows.col_bias, rows.used, rows.block_statistics, self.arrivals),
-            {**self.options, "ROWS_SPLIT": rows.split, "COLS_SPLIT": cols.split, "SETTLE": settle,
-             "STAGES": self.tile.stages, "num_stages": self.tile.stages, "num_warps": self.tile.warps,
-             "maxnreg": self.tile.registers},
+            {**self.options, "ROWS_SPLIT": rows.split, "COLS_SPLIT": cols.split, "STAGES": self.tile.stages,
+             "SETTLE": settle, "BATCHED": bool(self.batch), "num_stages": self.tile.stages,
+             "num_warps": self.tile.warps, "maxnreg": self.tile.registers},
         )  # fmt: skip
 
     def _bind_settle(self, rows: StoredCloud, partial: torch.Tensor) -> Launch:
         return Launch(
-            settle_kernel, (rows.n_padded // self.tile.rows, 1, 1),
-            (partial, rows.n_padded, partial.shape[0], rows.potential, rows.half_square, rows.weight,
+            settle_kernel, (rows.n_padded // self.tile.rows, 1, self.problems),
+            (partial, rows.n_padded, partial.shape[-2], rows.potential, rows.half_square, rows.weight,
              rows.log2_weight, rows.coarse_bias, rows.row_bias, rows.col_bias, rows.used, rows.statistics,
              rows.block_statistics, self.arrivals),
-            {"BM": self.tile.rows},
+            {"BM": self.tile.rows, "BATCHED": bool(self.batch)},
         )  # fmt: skip
 
 
