@@ -165,6 +165,18 @@ assert of_others() > before, "divided operations are not seen"
 print("undivided" if undivided else "divided")
 """
 
+PEAK = """
+import resource, sys, torch
+from solvers.flash_sinkhorn import transport
+torch.set_num_threads(2)
+def run(n):
+    x, y = torch.rand(n, int(sys.argv[1])), torch.rand(n, int(sys.argv[1]))
+    transport(x, y, eps=1.0, n_iterations=1).plan.apply(y)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+small, large = run(10), run(8000)
+print((large - small) // 1024)
+"""
+
 
 def _printed(code: str, *arguments: str) -> str:
     command = [sys.executable, "-W", "ignore", "-c", code, *arguments]  # Python 3.12 warns of any fork beside threads
@@ -190,3 +202,11 @@ def test_torch_divides_no_operation_of_a_solve(n, d):
     Sizes at which those on n x d numbers are small enough not to be divided, and those on n x m pairs are not.
     """
     assert _printed(UNDIVIDED, str(n), str(d)) == "undivided"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss in KiB")
+@pytest.mark.parametrize("d", [3, 40])
+def test_memory_is_that_of_blocks(d):
+    """Two blocks of 4 MiB a thread in the sweeps of the potentials, and again in those of the plan, are 32 MiB; all
+    pairs would be 244 MiB."""
+    assert int(_printed(PEAK, str(d))) < 64

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from ..inputs.checks import Inputs
-from ..sweeps.blocked_sweeps import BlockedCloud, BlockedSweeps, row_blocks
+from ..sweeps.blocked_sweeps import BlockedCloud, BlockedSweeps
 from ..sweeps.threads import each_block
 from .averages import Averages, Motion
 
@@ -51,7 +51,7 @@ class BlockedAverages(Averages[BlockedCloud]):
                 moment.addmm_(p, values[opposite])
             return moment / total[:, None], maximum.double() + total.double().log2()
 
-        means, sums = zip(*each_block(of_rows, row_blocks(rows.n)), strict=True)
+        means, sums = zip(*each_block(of_rows, self.sweeps.row_blocks(rows, cols)), strict=True)
         return torch.cat(means), torch.cat(sums)
 
     @torch.autocast("cpu", enabled=False)
@@ -83,7 +83,7 @@ class BlockedAverages(Averages[BlockedCloud]):
                     second.addmm_(p, y[opposite])
             return first / total, second / total[:, None]
 
-        means, moments = zip(*each_block(of_rows, row_blocks(rows.n)), strict=True)
+        means, moments = zip(*each_block(of_rows, self.sweeps.row_blocks(rows, cols)), strict=True)
         return torch.cat(means), torch.cat(moments)
 
     def _centred(self, cloud: BlockedCloud) -> torch.Tensor:

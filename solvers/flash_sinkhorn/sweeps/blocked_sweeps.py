@@ -13,7 +13,8 @@ from .sweeps import Cloud, Sweeps
 from .threads import LEAST_DIVIDED, each_block
 from .tiles import LARGEST_DIRECT_DIMENSION, LOG2_E
 
-BLOCK_ROWS, BLOCK_COLS = 512, 2048  # operations so long that threads seldom meet in the interpreter between them
+BLOCK_BYTES = 1 << 22  # operations so long that threads seldom meet in the interpreter between them, in fast memory
+BLOCK_COLS = 2048
 LARGEST_LOG2_SUM = 60.0
 
 
@@ -92,7 +93,7 @@ class BlockedSweeps(Sweeps[BlockedCloud]):
             return found
 
         divided = not self.direct or rows.n * cols.n >= LEAST_DIVIDED
-        blocks = row_blocks(rows.n)
+        blocks = self.row_blocks(rows, cols)
         found = each_block(log2_sums, blocks) if divided else [log2_sums(block) for block in blocks]
         return torch.cat(found)[None]
 
@@ -123,8 +124,13 @@ class BlockedSweeps(Sweeps[BlockedCloud]):
         """[2, pairs of a block], kept from sweep to sweep: fresh memory costs more than the arithmetic on it."""
         if not hasattr(self._of_thread, "buffers"):
             with torch.inference_mode(False):  # to be written to in either mode
-                self._of_thread.buffers = torch.empty(2, BLOCK_ROWS * BLOCK_COLS, dtype=self.exponent_dtype)
+                size = BLOCK_BYTES // self.exponent_dtype.itemsize
+                self._of_thread.buffers = torch.empty(2, size, dtype=self.exponent_dtype)
         return self._of_thread.buffers
+
+    def row_blocks(self, rows: BlockedCloud, cols: BlockedCloud) -> Iterator[slice]:
+        """What one thread takes of the rows at a time."""
+        return _blocks(rows.n, BLOCK_BYTES // (self.exponent_dtype.itemsize * min(BLOCK_COLS, cols.n)))
 
     def settle(self, rows: BlockedCloud, partial: torch.Tensor, *, relaxation: float, damping: float) -> None:
         rows.used.copy_(rows.row_bias.double() + self.scale * rows.half_square)
@@ -176,11 +182,6 @@ def _log2_sums(blocks: Iterable[tuple[slice, torch.Tensor, torch.Tensor]], *, wi
         maximum = t.amax(1, keepdim=True).clamp_min_(torch.finfo(t.dtype).min)  # all weights zero
         partial.append(maximum[:, 0] + t.sub_(maximum).exp2_().sum(1).log2_())
     return torch.logsumexp(torch.stack(partial).double() / LOG2_E, 0) * LOG2_E
-
-
-def row_blocks(n: int) -> Iterator[slice]:
-    """What one thread takes of n rows at a time."""
-    return _blocks(n, BLOCK_ROWS)
 
 
 def _blocks(n: int, size: int) -> Iterator[slice]:

@@ -7,6 +7,7 @@ one that is not running, some milliseconds an operation. Threads of our own wait
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -28,23 +29,38 @@ Result = TypeVar("Result")
 def each_block(work: Callable[[Block], Result], blocks: Iterable[Block]) -> list[Result]:
     """work(block) of every block, in the order of the blocks, in as many threads as torch would use, 16 at most.
 
-    Operations of `work` are not divided any further. The first exception ends it: blocks not begun are dropped.
+    Operations of `work` are not divided any further. Once it raises, no more blocks are begun.
     """
-    threads: int = getattr(_here, "threads", 0) or torch.get_num_threads()
-    if threads == 1:
+    inside: int = getattr(_here, "threads", 0)
+    threads, blocks = inside or torch.get_num_threads(), list(blocks)
+    if threads == 1 or (inside and len(blocks) == 1):
         return [work(block) for block in blocks]
     inference, grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+    left, results = iter(range(len(blocks))), dict[int, Result]()
 
-    def as_here(block: Block) -> Result:
-        with torch.inference_mode(inference), torch.set_grad_enabled(grad):
-            return work(block)
+    def take_blocks() -> None:
+        try:
+            with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+                for index in left:
+                    results[index] = work(blocks[index])
+        finally:
+            deque(left, maxlen=0)
 
-    return list(_pool(threads).map(as_here, blocks))
+    helpers = [_pool(threads).submit(take_blocks) for _ in range(min(threads, len(blocks)) - bool(inside))]
+    try:
+        if inside:
+            take_blocks()
+        for helper in helpers:
+            helper.result()
+    finally:
+        deque(left, maxlen=0)
+    return [results[index] for index in range(len(blocks))]
 
 
 @contextmanager
 def undivided() -> Iterator[None]:
-    """Operations of this thread are not divided either, inside. `each_block` has as many threads as before."""
+    """Operations of this thread are not divided either, inside. `each_block` has as many threads as before, this one
+    among them: nobody has to be woken for a single block."""
     threads = torch.get_num_threads()
     if threads == 1:
         yield
