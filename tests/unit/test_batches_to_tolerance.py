@@ -9,7 +9,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from test_batches import looped, problems
+from test_batches import gpu, looped, problems
 
 from solvers.flash_sinkhorn import NotConverged, SamplesLoss, transport
 from solvers.flash_sinkhorn.inputs.batches import checked_batch, problem
@@ -25,6 +25,7 @@ from solvers.flash_sinkhorn.iteration.self_transport import solve_self
 from solvers.flash_sinkhorn.losses.batches import transports
 from solvers.flash_sinkhorn.sweeps.blocked_batches import BlockedBatch
 from solvers.flash_sinkhorn.sweeps.blocked_sweeps import BlockedSweeps
+from solvers.flash_sinkhorn.sweeps.launching import Launch
 from solvers.flash_sinkhorn.sweeps.tiles import Precision
 
 METHOD = Method(1.0, None, None, Updates.ALTERNATING, acceleration=True)
@@ -323,3 +324,44 @@ def test_a_single_problem_is_transport():
     x, y, a, b = spread_out(2, 20, 15, 2)
     (found,) = transports(x[:1], y[:1], a[:1], b[:1], eps=1.0)
     assert found.ot.item() == transport(x[0], y[0], a[0], b[0], eps=1.0).ot.item()
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["exact", "mixed", "fast"])
+@pytest.mark.parametrize("d", [3, 5, 64])
+def test_on_a_gpu_values_and_gradients_are_those_of_one_after_another(d, precision):
+    """Gradients are off by the residual times distances, of ten at most, times a problem's condition, measured below
+    ten on the CPU."""
+    tol = 1e-4
+    clouds = [v.cuda() for v in spread_out(11, 300, 211, d, dtype=torch.float32)]
+    mine, theirs = ([v.clone().requires_grad_() for v in clouds] for _ in range(2))
+    options = {"eps": float(d), "tol": tol, "debias": True, "precision": precision}
+    found, want = transports(*mine, **options), looped(*theirs, **options)
+    for got, each in zip(found, want, strict=True):
+        assert got.converged and got.residual <= tol and each.converged
+        miss = (got.plan.row_sums() - got.inputs[2] / got.inputs[2].sum()).abs().sum().item()
+        assert miss < 2 * tol
+    (values, gradients), (others, expected) = called(found, mine), called(want, theirs)
+    torch.testing.assert_close(values, others, rtol=1e-3, atol=d * tol)
+    for got, each in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(got, each, rtol=0.0, atol=100 * tol)
+
+
+@gpu
+@pytest.mark.gpu
+def test_on_a_gpu_launches_and_looks_do_not_grow_with_the_batch(monkeypatch):
+    """Copies of one problem, so that all end at once."""
+    x, y, a, b = (v[:1].cuda() for v in spread_out(2, 300, 211, 3, dtype=torch.float32))
+    counts = {}
+    launching = Launch.__call__
+
+    def launched(launch, *changing):
+        counts[size] += 1
+        return launching(launch, *changing)
+
+    monkeypatch.setattr(Launch, "__call__", launched)
+    for size in (2, 64):
+        counts[size] = 0
+        transports(*(v.expand(size, *v.shape[1:]) for v in (x, y, a, b)), eps=0.5, tol=1e-3)
+    assert counts[64] <= 1.25 * counts[2]  # tiles, and so rounding, depend on the batch: iterations may too

@@ -27,11 +27,11 @@ class SamplesLoss(torch.nn.Module):
     those of the value returned.
 
     Calls: loss(x, y), or loss(a, x, b, y) with weights, or loss(None, a, x, None, b, y). x [N, D], y [M, D], a [N] or
-    [N, 1], b likewise: a scalar. x [B, N, D], y [B, M, D], a [B, N] or [B, N, 1]: values [B], of B problems solved one
-    after another, or together if n_iterations is given on a GPU. Any float dtype, strides and device; y on that of x.
-    Values are float64 if a cloud is, else float32: half-precision clouds are taken as they are and their gradients
-    returned in their type. Differentiable twice in x, y, a and b, by the envelope theorem, and under autocast, which
-    changes nothing. torch.compile leaves the call out of its graphs.
+    [N, 1], b likewise: a scalar. x [B, N, D], y [B, M, D], a [B, N] or [B, N, 1]: values [B], of B problems solved
+    together, each to its own residual (with max_seconds one after another). Any float dtype, strides and device; y on
+    that of x. Values are float64 if a cloud is, else float32: half-precision clouds are taken as they are and their
+    gradients returned in their type. Differentiable twice in x, y, a and b, by the envelope theorem, and under
+    autocast, which changes nothing. torch.compile leaves the call out of its graphs.
 
     potentials=True returns potentials (F, G) in the shapes of the weights, constants to autograd, instead of a value:
     f - f_self and g - g_self with debias, f and g without; <a, f> / |a| = <b, g> / |b| with reach None.
