@@ -22,6 +22,7 @@ from solvers.flash_sinkhorn.iteration.loop import Limits, Method, Updates
 from solvers.flash_sinkhorn.iteration.mixing import MEMORY
 from solvers.flash_sinkhorn.iteration.progress import FEWEST, Progress
 from solvers.flash_sinkhorn.iteration.self_transport import solve_self
+from solvers.flash_sinkhorn.losses import batches
 from solvers.flash_sinkhorn.losses.batches import transports
 from solvers.flash_sinkhorn.sweeps.blocked_batches import BlockedBatch
 from solvers.flash_sinkhorn.sweeps.blocked_sweeps import BlockedSweeps
@@ -252,7 +253,7 @@ def test_progress_of_a_batch_is_that_of_each_problem():
     together = Progress(lambda: rounding)
     alone = [Progress(lambda k=k: rounding[k]) for k in range(6)]
     found = np.array([together.has_stalled(k, values) for k, values in enumerate(residuals, 1)])
-    want = [[bool(p.has_stalled(k, v)) for p, v in zip(alone, values, strict=True)]
+    want = [[p.has_stalled(k, float(v)) for p, v in zip(alone, values, strict=True)]
             for k, values in enumerate(residuals, 1)]  # fmt: skip
     np.testing.assert_array_equal(found, want)
     assert found[:FEWEST].sum() == 0 < found.sum() and not Progress(lambda: 1.0).has_stalled(50, math.nan)
@@ -318,6 +319,14 @@ def test_second_derivatives_are_those_of_one_after_another():
     for got, each in zip(*seconds, strict=True):
         assert each.any()
         torch.testing.assert_close(got, each, rtol=1e-7, atol=1e-7)
+
+
+def test_a_batch_of_more_than_a_grid_holds_is_several(monkeypatch):
+    clouds = spread_out(5, 20, 15, 2)
+    want = transports(*clouds, eps=1.0)
+    monkeypatch.setattr(batches, "MOST_PROBLEMS", 2)
+    for got, each in zip(transports(*clouds, eps=1.0), want, strict=True):
+        assert got.ot.item() == pytest.approx(each.ot.item(), rel=1e-6)
 
 
 def test_a_single_problem_is_transport():

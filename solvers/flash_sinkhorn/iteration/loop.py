@@ -178,7 +178,7 @@ class Loop:
                 residual = mixer.residuals().item() if mixer else self._measured_residual()
                 self._record(residual)
                 self.converged = residual <= tol
-                self.stalled = not self.converged and bool(progress.has_stalled(done, residual))
+                self.stalled = not self.converged and progress.has_stalled(done, residual)
                 if self.converged or last or self.stalled:
                     for cloud, _ in self._measured():
                         cloud.potential.copy_(cloud.used)

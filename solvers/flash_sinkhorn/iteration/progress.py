@@ -36,4 +36,6 @@ class Progress:
         is_due = (residual >= FALL * self.mark) & (iteration - self.marked_at >= np.maximum(FEWEST, self.marked_at))
         self.mark = np.where(fell | is_due, residual, self.mark)
         self.marked_at = np.where(fell | is_due, iteration, self.marked_at)
-        return is_due & (residual <= ROUNDINGS * self.rounding()) if is_due.any() else is_due
+        if is_due.any():
+            is_due = is_due & (residual <= ROUNDINGS * self.rounding())
+        return is_due if isinstance(residual, np.ndarray) else bool(is_due)

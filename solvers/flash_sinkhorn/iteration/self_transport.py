@@ -120,7 +120,8 @@ class Least:
         """Whether the residual was no worse a good many iterations ago."""
         is_less = residual < self.least
         self.least, self.least_at = np.where(is_less, residual, self.least), np.where(is_less, iteration, self.least_at)
-        return iteration - self.least_at >= STALLED
+        is_late = iteration - self.least_at >= STALLED
+        return is_late if isinstance(residual, np.ndarray) else bool(is_late)
 
 
 def sweep_alone(sweeps: Sweeps) -> None:
@@ -172,7 +173,7 @@ class _SelfLoop:
             last = self.n_passes >= limits.max_iterations or limits.out_of_time
             if last or self.n_passes % self.look_every == 0:
                 self.residual = cloud.residual.item() / self.mass
-                stalled = bool(progress.has_stalled(self.n_passes - start, self.residual))
+                stalled = progress.has_stalled(self.n_passes - start, self.residual)
                 self.converged = self.residual <= tol
                 self.stalled = stalled and not self.converged
                 last = last or self.converged or self.stalled

@@ -32,6 +32,8 @@ from .transport import (
     transport,
 )
 
+MOST_PROBLEMS = 1 << 15  # of one launch: the last axis of a grid is 2^16 - 1 long
+
 
 def transports(
     x: torch.Tensor,
@@ -54,7 +56,12 @@ def transports(
     whole("max_iterations", max_iterations)
     if max_seconds is None:
         if n_iterations is None and len(x) > 1:
-            return _solved_together(x, y, a, b, tol=tol, max_iterations=max_iterations, **options)
+            found = []
+            for start in range(0, len(x), MOST_PROBLEMS):
+                some = slice(start, start + MOST_PROBLEMS)
+                weights = [weight if weight is None else weight[some] for weight in (a, b)]
+                found += _solved_together(x[some], y[some], *weights, tol=tol, max_iterations=max_iterations, **options)
+            return found
         if n_iterations is not None and tol is None and x.device.type == "cuda":
             return _solved_together(x, y, a, b, n_iterations=n_iterations, **options)
     options |= {"tol": tol, "n_iterations": n_iterations, "max_iterations": max_iterations, "max_seconds": max_seconds}
