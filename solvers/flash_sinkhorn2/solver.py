@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -147,7 +146,7 @@ def solved(
     lasting, thinning = switch("lasting", lasting), switch("thinning", thinning)
     check_dimension(x)
     inputs = checked_inputs(x, y, a, b, eps=eps, cost_scale=cost_scale, relax=RELAX)
-    with nullcontext() if inputs.x.is_cuda else undivided():
+    with undivided(inputs.x.device):
         of_x, of_y, rounding = sorted_clouds(inputs, eps=eps, cost_scale=cost_scale, tol=tol, tile=tile)
         sorting = time.perf_counter() - started
         deadline = None if max_seconds is None else started + max_seconds

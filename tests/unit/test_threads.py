@@ -14,6 +14,8 @@ import torch
 from solvers import flash_sinkhorn, flash_sinkhorn2
 from solvers.flash_sinkhorn.sweeps.threads import each_block, undivided
 
+CPU = torch.device("cpu")
+
 
 @pytest.fixture(autouse=True)
 def two_threads() -> Iterator[None]:
@@ -49,7 +51,7 @@ def test_the_users_threads_keep_their_number(threads):
 
 
 def test_the_number_comes_back_from_undivided_whatever_ends_it():
-    with pytest.raises(ZeroDivisionError), undivided(), undivided():
+    with pytest.raises(ZeroDivisionError), undivided(CPU), undivided(CPU):
         of_new_thread: list[int] = []
         new = threading.Thread(target=lambda: of_new_thread.append(torch.get_num_threads()))
         new.start()

@@ -12,6 +12,7 @@ import torch
 
 from ..inputs.batches import Batch, problem
 from ..inputs.checks import Inputs
+from ..sweeps.threads import undivided
 from ..sweeps.tiles import LOG2_E, Precision
 from .batch_loop import BatchLoop, Part, Together
 from .loop import Limits, Method
@@ -46,7 +47,8 @@ def solved(batch: Batch, solve: Callable[[Inputs, np.ndarray], Together], eps: f
     for unit in dict.fromkeys(batch.units):
         index = np.flatnonzero(units == unit)
         at: Any = slice(None) if len(index) == len(units) else torch.as_tensor(index, device=batch.x.device)
-        loop = solve(problem(unit, *(tensor[at] for tensor in batch.tensors)), index)
+        with undivided(batch.x.device):
+            loop = solve(problem(unit, *(tensor[at] for tensor in batch.tensors)), index)
         parts.append((index, loop, loop.potentials()))
     order = np.argsort(np.concatenate([index for index, _, _ in parts]))
     back = torch.as_tensor(order, device=batch.x.device)

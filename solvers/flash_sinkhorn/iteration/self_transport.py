@@ -14,6 +14,7 @@ from ..inputs.batches import Batch, problem
 from ..inputs.checks import checked_inputs
 from ..sweeps.replay import replayed
 from ..sweeps.sweeps import Cloud, Sweeps
+from ..sweeps.threads import undivided
 from ..sweeps.tiles import LOG2_E, Precision
 from .loop import Limits, looks_every, sweeps_of
 
@@ -64,16 +65,17 @@ def solve_self(
         f, update = self_iterated(Batch.of(inputs), n_iterations, eps, cost_scale, rho, precision)
         return SelfResult(f[0], update[0], None, None, n_iterations, precision)
     assert tol is not None
-    limits = Limits(max_iterations, deadline)
-    loop = _SelfLoop(sweeps_of(inputs, cost_scale=cost_scale, precision=precision), eps, damping, inputs.mass_x)
-    loop.iterate(tol, limits)
-    if (loop.stalled and loop.sweeps.improvable) or not loop.sweeps.suffices(tol):
-        rounded, precision = loop, Precision.EXACT
-        loop = _SelfLoop(
-            sweeps_of(inputs, cost_scale=cost_scale, precision=precision), eps, damping, inputs.mass_x, rounded
-        )
+    with undivided(inputs.x.device):
+        limits = Limits(max_iterations, deadline)
+        loop = _SelfLoop(sweeps_of(inputs, cost_scale=cost_scale, precision=precision), eps, damping, inputs.mass_x)
         loop.iterate(tol, limits)
-    f, update = loop.potentials()
+        if (loop.stalled and loop.sweeps.improvable) or not loop.sweeps.suffices(tol):
+            rounded, precision = loop, Precision.EXACT
+            loop = _SelfLoop(
+                sweeps_of(inputs, cost_scale=cost_scale, precision=precision), eps, damping, inputs.mass_x, rounded
+            )
+            loop.iterate(tol, limits)
+        f, update = loop.potentials()
     shift = eps * math.log(inputs.mass) / 2  # the sweeps saw weights over their mass
     return SelfResult(
         f=f - shift,

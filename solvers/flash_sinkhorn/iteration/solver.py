@@ -11,6 +11,7 @@ import torch
 from ..inputs.batches import Batch, problem
 from ..inputs.checks import checked_inputs, member, positive, whole
 from ..sweeps.replay import replayed
+from ..sweeps.threads import undivided
 from ..sweeps.tiles import Precision
 from .loop import Check, Limits, Loop, Method, Updates
 from .start import iterate_from_best_start, squared_diameter
@@ -113,32 +114,33 @@ def solve(
     balanced = rho_x is None and rho_y is None
     inputs = checked_inputs(x, y, a, b, eps=eps, cost_scale=cost_scale, balanced=balanced)
     method = Method(cost_scale, rho_x, rho_y, updates, acceleration)
-    levels = [] if annealing is None else _epsilons(squared_diameter(inputs, cost_scale), eps, annealing)
-    if n_iterations is not None:
-        levels += [eps] * n_iterations
-        f, g = iterated(Batch.of(inputs), tuple(levels), method, precision)
-        return Result(f[0], g[0], eps, cost_scale, precision, len(levels), 2.0 * len(levels), None, None, ())
-    assert tol is not None
-    loop = Loop(inputs, method, precision, started)
-    for larger in levels:
-        loop.set_epsilon(larger)
-        loop.iterate()
-    limits = Limits(max_iterations, None if max_seconds is None else started + max_seconds)
-    if acceleration and annealing is None and updates is Updates.ALTERNATING:
-        iterate_from_best_start(loop, eps, tol, limits)
-    else:
-        loop.set_epsilon(eps)
-        loop.iterate_to(tol, limits)
-    at_limit = loop.n_iterations >= max_iterations or limits.out_of_time
-    sweeps = loop.sweeps  # of rounded points: `residual` is that of the points as given, whatever the limits
-    if sweeps.rounded or (not at_limit and ((loop.stalled and sweeps.improvable) or not sweeps.suffices(tol))):
-        loop.make_exact()
-        loop.iterate_to(tol, limits)
-    f, g = loop.potentials()
-    return Result(
-        f, g, eps, cost_scale, loop.precision, loop.n_iterations, loop.n_passes, loop.residual, loop.converged,
-        tuple(loop.trace), loop.stalled,
-    )  # fmt: skip
+    with undivided(inputs.x.device):
+        levels = [] if annealing is None else _epsilons(squared_diameter(inputs, cost_scale), eps, annealing)
+        if n_iterations is not None:
+            levels += [eps] * n_iterations
+            f, g = iterated(Batch.of(inputs), tuple(levels), method, precision)
+            return Result(f[0], g[0], eps, cost_scale, precision, len(levels), 2.0 * len(levels), None, None, ())
+        assert tol is not None
+        loop = Loop(inputs, method, precision, started)
+        for larger in levels:
+            loop.set_epsilon(larger)
+            loop.iterate()
+        limits = Limits(max_iterations, None if max_seconds is None else started + max_seconds)
+        if acceleration and annealing is None and updates is Updates.ALTERNATING:
+            iterate_from_best_start(loop, eps, tol, limits)
+        else:
+            loop.set_epsilon(eps)
+            loop.iterate_to(tol, limits)
+        at_limit = loop.n_iterations >= max_iterations or limits.out_of_time
+        sweeps = loop.sweeps  # of rounded points: `residual` is that of the points as given, whatever the limits
+        if sweeps.rounded or (not at_limit and ((loop.stalled and sweeps.improvable) or not sweeps.suffices(tol))):
+            loop.make_exact()
+            loop.iterate_to(tol, limits)
+        f, g = loop.potentials()
+        return Result(
+            f, g, eps, cost_scale, loop.precision, loop.n_iterations, loop.n_passes, loop.residual, loop.converged,
+            tuple(loop.trace), loop.stalled,
+        )  # fmt: skip
 
 
 def iterated(

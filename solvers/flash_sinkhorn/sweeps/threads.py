@@ -58,11 +58,11 @@ def each_block(work: Callable[[Block], Result], blocks: Iterable[Block]) -> list
 
 
 @contextmanager
-def undivided() -> Iterator[None]:
-    """Operations of this thread are not divided either, inside. `each_block` has as many threads as before, this one
-    among them: nobody has to be woken for a single block."""
+def undivided(device: torch.device) -> Iterator[None]:
+    """Operations of this thread on a CPU are not divided either, inside. `each_block` has as many threads as before,
+    this one among them: nobody has to be woken for a single block. Nothing changes for work on a GPU."""
     threads = torch.get_num_threads()
-    if threads == 1:
+    if threads == 1 or device.type != "cpu":
         yield
         return
     try:
