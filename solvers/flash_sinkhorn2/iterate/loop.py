@@ -110,9 +110,7 @@ class _Iterations:
         while True:
             dual = self._row_half_step()
             if self.unmixed is not None and self._is_worse(dual):
-                (self.u, self.v), self.unmixed, self.robust = self.unmixed, None, True
-                self.mixer.reject()
-                self.n_rejected += 1
+                self._take_back(self.unmixed)
                 continue
             if not math.isfinite(dual):
                 raise ArithmeticError(
@@ -128,17 +126,27 @@ class _Iterations:
             share = OMITTED_SHARE * max(self.tol, min(self.residual, 1.0))
             if not left_out <= share:
                 self._refresh(share)
+            trusted = self.residual
             found = self._column_pass()
             checked = self._checked(dual)
             if checked.converged or checked.stalled or self._is_last:
                 return self._ended(checked if checked.converged else self.best or checked, stalled=checked.stalled)
-            if self.mass - 1 > MOST_OMITTED:
-                self.robust = True  # rows had lost what matters: take their half-step again
+            if self.mass - 1 > MOST_OMITTED:  # rows had lost what matters: take their half-step again, unmixed
+                self.residual, self.robust = trusted, True
+                if self.unmixed is not None:
+                    self._take_back(self.unmixed)
+                    self._refresh(share)
                 continue
             at, plain_v = self.v, self._column_half_step(found)
             self.v = self.mixer.next(at, plain_v)
             self.unmixed = (self.u, plain_v) if self.mixer.filled else None
             self.robust = False
+
+    def _take_back(self, unmixed: tuple[Tensor, Tensor]) -> None:
+        """Go on from there, and mix more carefully."""
+        (self.u, self.v), self.unmixed, self.robust = unmixed, None, True
+        self.mixer.reject()
+        self.n_rejected += 1
 
     def _checked(self, dual: float) -> Outcome:
         """The potentials at this check, which may be the best of the mask."""

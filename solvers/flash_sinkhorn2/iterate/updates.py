@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 from ..correct import Coarse
+from ..correct.newton import LARGEST
 from ..geometry import TiledCloud
 from ..sweep import Pass
+
+BALANCES = 2  # a half-step: the first lets mass move too little where it parts within a tile
 
 
 class Correction(StrEnum):
@@ -35,12 +38,19 @@ def corrected(
 
     With r_i = sum_J s_iJ and S_IJ = sum_(i in I) a_i s_iJ / r_i the dual value gains sum_J B_J w_J -
     sum_i a_i log(sum_J s_iJ e^w_J / r_i), at least what D gains on S (`balance`), and at least what `plain` gains.
+    S is then formed again at w, and balanced again.
     """
     assert found.partial is not None
-    factor = torch.where(rows.weight > 0, rows.weight * (found.anchor.double() - found.log2_sums).exp2(), 0.0)
-    w = coarse.balance(coarse.tile_matrix(found.partial, factor), rows.mass, cols.mass)
-    sums = found.anchor.double() + coarse.corrected_sums(found.partial, w.exp()).log2()
-    sums = torch.where(sums == -torch.inf, found.log2_sums, sums)
+    w, sums, anchor = torch.zeros_like(cols.mass), found.log2_sums, found.anchor.double()
+    for balanced in range(BALANCES):
+        factor = torch.where(rows.weight > 0, rows.weight * (anchor - sums).exp2(), 0.0)
+        S = coarse.tile_matrix(found.partial, factor)
+        if balanced:
+            S *= w.exp()[coarse.pairs.cols]
+        w = w + coarse.balance(S, rows.mass, cols.mass)
+        w = w * (LARGEST / w.abs().amax()).clamp(max=1.0)  # shorter, it gains still: the dual value is concave in w
+        sums = anchor + coarse.corrected_sums(found.partial, w.exp()).log2()
+        sums = torch.where(sums == -torch.inf, found.log2_sums, sums)
     works = w.isfinite().all() & ((rows.weight == 0) | sums.isfinite()).all()  # else the plain half-step
     w, sums = torch.where(works, w, 0.0), torch.where(works, sums, found.log2_sums)
     return _updated(rows, u, sums), shifted(cols, v, w)
