@@ -21,7 +21,7 @@ from solvers.flash_sinkhorn.iteration.batches import iterate_pairs, iterate_selv
 from solvers.flash_sinkhorn.iteration.loop import Limits, Method, Updates
 from solvers.flash_sinkhorn.iteration.mixing import MEMORY
 from solvers.flash_sinkhorn.iteration.progress import FEWEST, Progress
-from solvers.flash_sinkhorn.iteration.self_transport import solve_self
+from solvers.flash_sinkhorn.iteration.self_transport import self_iterated, solve_self
 from solvers.flash_sinkhorn.losses import batches
 from solvers.flash_sinkhorn.losses.batches import transports
 from solvers.flash_sinkhorn.sweeps.blocked_batches import BlockedBatch
@@ -209,6 +209,19 @@ def test_self_problems_end_on_their_own_residuals(d):
         assert loop.n_passes[k] == alone.n_passes
         torch.testing.assert_close(f[k], alone.f, rtol=0, atol=1e-9)
         torch.testing.assert_close(update[k], alone.update, rtol=0, atol=1e-9)
+
+
+def test_self_problems_have_no_side_to_round_alone():
+    x, _, a, _ = spread_out(2, 50, 40, 7)
+    batch = checked_batch(x, x, a, a, eps=0.3, cost_scale=1.0)
+    mixed = Precision.MIXED
+    for solve in (
+        lambda: solve_self(x[0], a[0], eps=0.3, tol=1e-3, precision=mixed),
+        lambda: self_iterated(batch, 3, 0.3, 1.0, None, mixed),
+        lambda: iterate_selves(problem(1.0, *batch.tensors), METHOD, mixed, 0.3, np.array([1e-3, 1e-3]), 500),
+    ):
+        with pytest.raises(ValueError, match="precision of a cloud against itself must be fast or exact"):
+            solve()
 
 
 @pytest.mark.parametrize("damping", [(1.0, 1.0), (0.8, 0.95)])

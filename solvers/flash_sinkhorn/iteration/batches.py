@@ -16,7 +16,7 @@ from ..sweeps.threads import undivided
 from ..sweeps.tiles import LOG2_E, Precision
 from .batch_loop import BatchLoop, Part, Together
 from .loop import Limits, Method
-from .self_transport import Least, last_update, sweep_alone
+from .self_transport import Least, check_alone, last_update, sweep_alone
 from .start import approach, is_slow
 
 
@@ -84,6 +84,7 @@ def iterate_selves(
     inputs: Inputs, method: Method, precision: Precision, eps: float, tol: np.ndarray, max_iterations: int
 ) -> SelfLoop:
     """`solve_self` of each cloud x, which is y as well."""
+    check_alone(precision)
     limits = Limits(max_iterations, None)
     loop = SelfLoop(inputs, method, precision)
     loop.set_epsilon(eps)

@@ -56,8 +56,10 @@ def solve_self(
     The derivative of F is minus the damped plan, whose eigenvalues lie in [0, damping] because the Gaussian kernel is
     positive: near the solution each sweep divides the error by three at least, whatever eps. Sweeps end, not
     converged, when the residual has stopped falling. Exactly one of n_iterations and tol, as of `solve`; so are the
-    other arguments and the errors. With a tolerance exact sweeps follow rounded ones.
+    other arguments and the errors. With a tolerance exact sweeps follow rounded ones. precision "mixed", which is to
+    round one of two clouds, is a ValueError.
     """
+    check_alone(precision)
     deadline = None if max_seconds is None else time.perf_counter() + max_seconds
     inputs = checked_inputs(x, x, a, a, eps=eps, cost_scale=cost_scale, balanced=rho is None)
     damping = 1.0 if rho is None else rho / (rho + eps)
@@ -92,6 +94,7 @@ def self_iterated(
     batch: Batch, n_iterations: int, eps: float, cost_scale: float, rho: float | None, precision: Precision
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """f and update [B, n] as of `SelfResult` of each cloud with itself, after so many sweeps."""
+    check_alone(precision)
     damping = 1.0 if rho is None else rho / (rho + eps)
 
     def compute(unit: float, x: torch.Tensor, *others: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -124,6 +127,12 @@ class Least:
         self.least, self.least_at = np.where(is_less, residual, self.least), np.where(is_less, iteration, self.least_at)
         is_late = iteration - self.least_at >= STALLED
         return is_late if isinstance(residual, np.ndarray) else bool(is_late)
+
+
+def check_alone(precision: Precision) -> None:
+    """ValueError if one side of a pair would be rounded and the other not: they are the same operands."""
+    if precision.splits_x != precision.splits_y:
+        raise ValueError(f"precision of a cloud against itself must be fast or exact, got {precision}: choose one")
 
 
 def sweep_alone(sweeps: Sweeps) -> None:
