@@ -9,6 +9,9 @@ from solvers.flash_sinkhorn import SamplesLoss, transport
 from solvers.flash_sinkhorn.inputs.batches import ALIKE, checked_batch
 from solvers.flash_sinkhorn.inputs.checks import checked_inputs
 from solvers.flash_sinkhorn.losses import batches
+from solvers.flash_sinkhorn.losses.functions import apart
+from solvers.flash_sinkhorn.losses.joined import joined, with_values
+from solvers.flash_sinkhorn.losses.transport import attached
 from solvers.flash_sinkhorn.sweeps import replay
 from solvers.flash_sinkhorn.sweeps.launching import Launch
 
@@ -30,6 +33,15 @@ def looped(x, y, a, b, **options):
     return [transport(*each, **options) for each in zip(x, y, a, b, strict=True)]
 
 
+def transports(*clouds, find=batches.find_batch, **options):
+    found, terms = apart(lambda *inputs: joined(find(*inputs, **options), clouds[0].shape[:1]), *clouds)
+    return with_values(found, *attached(terms, *clouds, found[0].problem))
+
+
+def together(*clouds, **options):
+    return transports(*clouds, find=lambda *inputs, **options: [batches.find_together(*inputs, **options)], **options)
+
+
 def derivatives(results, clouds):
     """Values, their gradients in all clouds, and a second derivative."""
     values = torch.stack([result.value for result in results])
@@ -47,15 +59,15 @@ def test_together_is_one_after_another(relaxed, debias):
     clouds[0].mul_(0.3), clouds[1].mul_(0.3)
     mine, theirs = ([v.clone().requires_grad_() for v in clouds] for _ in range(2))
     options = {"eps": 0.7, "cost_scale": 0.5, "debias": debias, **relaxed}
-    together = batches._solved_together(*mine, n_iterations=40, **options)
+    found = together(*mine, n_iterations=40, **options)
     want = looped(*theirs, n_iterations=40, **options)
-    for got, each in zip(together, want, strict=True):
+    for got, each in zip(found, want, strict=True):
         assert (got.n_passes, got.residual, got.converged, got.tol) == (each.n_passes, None, None, None)
         assert got.problem == each.problem
         for name in ("ot", "f", "g", *(("f_self", "g_self", "divergence") if debias else ())):
             torch.testing.assert_close(getattr(got, name), getattr(each, name), rtol=ROUNDING, atol=ROUNDING)
         assert got.plan.row_sums().sum() > 0.1
-    values = torch.stack([result.value for result in together])
+    values = torch.stack([result.value for result in found])
     others = torch.stack([result.value for result in want])
     for got, expected in zip(
         torch.autograd.grad(values @ values, mine), torch.autograd.grad(others @ others, theirs), strict=True
@@ -67,7 +79,7 @@ def test_second_derivatives_together():
     clouds = problems(3, 12, 9, 2, dtype=torch.float64)
     mine, theirs = ([v.clone().requires_grad_() for v in clouds] for _ in range(2))
     options = {"eps": 5.0, "debias": True, "hessian_tol": 1e-12}
-    got = derivatives(batches._solved_together(*mine, n_iterations=60, **options), mine)
+    got = derivatives(together(*mine, n_iterations=60, **options), mine)
     want = derivatives(looped(*theirs, n_iterations=60, **options), theirs)
     for ours, alone in zip(got, want, strict=True):
         torch.testing.assert_close(ours, alone, rtol=1e-8, atol=1e-8)
@@ -76,7 +88,7 @@ def test_second_derivatives_together():
 def test_only_what_is_needed_is_differentiated():
     x, y, a, b = problems(2, 8, 7, 3)
     y.requires_grad_()
-    first, _ = batches._solved_together(x, y, a, b, n_iterations=10, eps=1.0, debias=True)
+    first, _ = together(x, y, a, b, n_iterations=10, eps=1.0, debias=True)
     (gradient,) = torch.autograd.grad(first.value, y)
     assert gradient[0].abs().max() > 0 and not gradient[1].any()
 
@@ -109,7 +121,7 @@ def test_units_are_alike_unless_that_costs_digits():
 
 def test_what_is_solved_one_after_another(monkeypatch):
     """Fixed iterations on the CPU, seconds that are each problem's own, and a single problem."""
-    monkeypatch.setattr(batches, "_solved_together", None)
+    monkeypatch.setattr(batches, "find_together", None)
     x, y, _, _ = problems(2, 6, 5, 2)
     for options, count in (({"n_iterations": 3}, 2), ({"max_seconds": 60.0}, 2), ({"tol": 1e-2}, 1)):
         loss = SamplesLoss(blur=1.0, **options)

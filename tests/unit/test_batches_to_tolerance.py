@@ -9,7 +9,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from test_batches import gpu, looped, problems
+from test_batches import gpu, looped, problems, transports
 
 from solvers.flash_sinkhorn import NotConverged, SamplesLoss, transport
 from solvers.flash_sinkhorn.inputs.batches import checked_batch, problem
@@ -23,7 +23,6 @@ from solvers.flash_sinkhorn.iteration.mixing import MEMORY
 from solvers.flash_sinkhorn.iteration.progress import FEWEST, Progress
 from solvers.flash_sinkhorn.iteration.self_transport import self_iterated, solve_self
 from solvers.flash_sinkhorn.losses import batches
-from solvers.flash_sinkhorn.losses.batches import transports
 from solvers.flash_sinkhorn.sweeps.blocked_batches import BlockedBatch
 from solvers.flash_sinkhorn.sweeps.blocked_sweeps import BlockedSweeps
 from solvers.flash_sinkhorn.sweeps.launching import Launch

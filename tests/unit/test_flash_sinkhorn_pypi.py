@@ -101,7 +101,9 @@ def test_it_takes_cuda_only_whatever_the_task(task):
 @pytest.mark.parametrize("allow_tf32", [True, False])
 def test_with_tf32_the_harness_is_told_which_points_were_solved(monkeypatch, allow_tf32):
     """Those that the package's loss centres and rounds before it solves; made once no clock runs."""
-    x, y, a, b = 5 + torch.randn(30, 4), 5 + torch.randn(20, 4), torch.full((30,), 1 / 30), torch.full((20,), 1 / 20)
+    generator = torch.Generator().manual_seed(0)
+    x, y = (5 + torch.randn(n, 4, generator=generator) for n in (30, 20))
+    a, b = torch.full((30,), 1 / 30), torch.full((20,), 1 / 20)
     monkeypatch.setattr(adapter, "_potentials", lambda loss, problem: (torch.zeros(30), torch.zeros(20)))
     problem = Problem(x, y, a, b, Spec(30, 20, 4, EPS, 1.0, "float32", "cpu"))
     solution = adapter.FlashSinkhornPypi(allow_tf32=allow_tf32).solve(problem, FixedIterations(10))
@@ -111,8 +113,8 @@ def test_with_tf32_the_harness_is_told_which_points_were_solved(monkeypatch, all
     centre = 0.5 * (a @ x + b @ y)
     for found, given in zip(solution.solved(), (x, y), strict=True):
         assert not (found.view(torch.int32) & 0x1FFF).any()  # ten bits of mantissa
-        # Half an ulp of TF32, and float32's own of the uncentred points.
-        assert ((found - (given - centre)).abs() <= 2.0**-11 * found.abs() + 2.0**-20).all()
+        # Half an ulp of TF32; and of float32, below 16, for two means, their sum and the difference.
+        assert ((found - (given - centre)).abs() <= 2.0**-11 * found.abs() + 4 * 2.0**-21).all()
 
 
 @pytest.fixture

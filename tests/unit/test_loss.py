@@ -12,7 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from solvers.flash_sinkhorn.iteration.self_transport import solve_self
 from solvers.flash_sinkhorn.iteration.solver import solve
-from solvers.flash_sinkhorn.losses.loss import Regularisation, ot_value, self_value
+from solvers.flash_sinkhorn.losses.loss import Regularisation, ot_value, self_term
 from solvers.flash_sinkhorn.losses.notices import NotConverged
 from solvers.flash_sinkhorn.losses.transport import transport
 from solvers.flash_sinkhorn.losses.values import dual_value, weight_gradients
@@ -114,7 +114,7 @@ def test_derivatives_of_a_self_problem(rho):
 
     def value(x, a):
         own = solve_self(x, a, eps=0.5, cost_scale=0.7, rho=rho, tol=1e-14)
-        return self_value(x, a, own.f, own.update, problem)
+        return self_term(x.detach(), a.detach(), own.f, own.update, problem).attached(x, x, a, a)
 
     inputs = requiring_grad(normal(5, 2), weights(5, 2, 1.3))
     assert gradcheck(value, inputs, atol=1e-7)
@@ -284,7 +284,7 @@ def test_self_value_is_that_of_the_pair(device, rho, mass):
     expected = solve_dense(x, x, a, a, eps=1.0, rho_x=rho, rho_y=rho)
     own = solve_self(x.to(device), a.to(device), eps=1.0, rho=rho, tol=1e-6)
     problem = Regularisation(eps=1.0, rho_x=rho, rho_y=rho)
-    value = self_value(x.to(device), a.to(device), own.f, own.update, problem)
+    value = self_term(x.to(device), a.to(device), own.f, own.update, problem).value
     assert value.item() == pytest.approx(expected.value, rel=1e-6)
     torch.testing.assert_close(own.f.cpu(), (expected.f + expected.g) / 2, rtol=1e-5, atol=1e-6)
 

@@ -8,7 +8,9 @@ import torch
 
 from ..inputs.checks import positive
 from ..sweeps.tiles import Precision
-from .transport import DEFAULT_TOL, Transport
+from .functions import Term
+from .tolerances import DEFAULT_TOL
+from .transport import Transport
 
 BACKENDS = ("auto", "tensorized", "online", "multiscale")
 DENSE = "use backend='online'"
@@ -38,23 +40,18 @@ def runs_multiscale(backend: str, x: torch.Tensor, y: torch.Tensor, options: dic
     return backend == "multiscale"
 
 
-def multiscale_transports(
+def find_multiscale(
     x: torch.Tensor,
     y: torch.Tensor,
     a: torch.Tensor | None,
     b: torch.Tensor | None,
     options: dict[str, Any],
-) -> list[Transport]:
-    """The result of x [n, d], y [m, d], a [n], b [m]; or, with B in front of every shape, one after another."""
-    from solvers.flash_sinkhorn2.plan.transport import transport
+) -> tuple[Transport, list[Term]]:
+    """`transport.find` of x [n, d], y [m, d], a [n], b [m], by FlashSinkhorn2."""
+    from solvers.flash_sinkhorn2.plan.transport import find
 
     names = ("eps", "cost_scale", "debias", "tol", "max_iterations", "max_seconds", "hessian_tol")
-    kept = {name: options[name] for name in names}
-    if x.ndim == 2:
-        return [transport(x, y, a, b, **kept)]
-    of_a, of_b = ([None] * len(x) if weight is None else weight.unbind(0) for weight in (a, b))
-    problems = zip(x.unbind(0), y.unbind(0), of_a, of_b, strict=True)
-    return [transport(points, others, *weights, **kept) for points, others, *weights in problems]
+    return find(x, y, a, b, **{name: options[name] for name in names})
 
 
 def _refusal(options: dict[str, Any]) -> str | None:

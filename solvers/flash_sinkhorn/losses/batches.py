@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,23 +20,24 @@ from ..iteration.self_transport import self_iterated
 from ..iteration.solver import iterated
 from ..sweeps.replay import Tensors, replayed
 from ..sweeps.tiles import Precision
-from .loss import Gradients, Pair, Regularisation, SelfPair, attach, full_precision, promoted
+from .functions import Gradients, Term, full_precision
+from .joined import Part, one_by_one
+from .loss import Pair, Regularisation, SelfPair, promoted
 from .near_copies import ATTEMPT_PASSES, iterate_near_copies
+from .tolerances import default_tols, tell_if_eps_hides_the_costs
 from .transport import (
     Transport,
     checked_problem,
-    debiased,
-    default_tols,
+    combined,
+    find,
     judged,
     self_problem,
-    tell_if_eps_hides_the_costs,
-    transport,
 )
 
 MOST_PROBLEMS = 1 << 15  # of one launch: the last axis of a grid is 2^16 - 1 long
 
 
-def transports(
+def find_batch(
     x: torch.Tensor,
     y: torch.Tensor,
     a: torch.Tensor | None,
@@ -46,8 +48,8 @@ def transports(
     max_iterations: int = 1_000,
     max_seconds: float | None = None,
     **options: Any,
-) -> list[Transport]:
-    """`transport` of each problem of x [B, n, d], y [B, m, d], a [B, n], b [B, m]; arguments and errors as there.
+) -> list[Part]:
+    """`transport.find` of each problem of x [B, n, d], y [B, m, d], a [B, n], b [B, m]; arguments and errors as there.
 
     All problems are solved together, each to its own residual, and on a GPU so are the gradients of their values. One
     after another are: a single problem; those with max_seconds, which are each one's own; and fixed iterations on the
@@ -56,21 +58,21 @@ def transports(
     whole("max_iterations", max_iterations)
     if max_seconds is None:
         if n_iterations is None and len(x) > 1:
-            found = []
+            parts = []
             for start in range(0, len(x), MOST_PROBLEMS):
                 some = slice(start, start + MOST_PROBLEMS)
                 weights = [weight if weight is None else weight[some] for weight in (a, b)]
-                found += _solved_together(x[some], y[some], *weights, tol=tol, max_iterations=max_iterations, **options)
-            return found
+                parts.append(
+                    find_together(x[some], y[some], *weights, tol=tol, max_iterations=max_iterations, **options)
+                )
+            return parts
         if n_iterations is not None and tol is None and x.device.type == "cuda":
-            return _solved_together(x, y, a, b, n_iterations=n_iterations, **options)
+            return [find_together(x, y, a, b, n_iterations=n_iterations, **options)]
     options |= {"tol": tol, "n_iterations": n_iterations, "max_iterations": max_iterations, "max_seconds": max_seconds}
-    of_a, of_b = ([None] * len(x) if weight is None else weight.unbind(0) for weight in (a, b))
-    problems = zip(x.unbind(0), y.unbind(0), of_a, of_b, strict=True)
-    return [transport(points, others, *weights, **options) for points, others, *weights in problems]
+    return one_by_one(functools.partial(find, **options), x, y, a, b)
 
 
-def _solved_together(
+def find_together(
     x: torch.Tensor,
     y: torch.Tensor,
     a: torch.Tensor | None,
@@ -87,7 +89,7 @@ def _solved_together(
     debias: bool = False,
     precision: Precision | str = Precision.EXACT,
     hessian_tol: float | None = None,
-) -> list[Transport]:
+) -> Part:
     """tol None is as of `transport`, unless n_iterations is given."""
     tol = tol if tol is None else positive("tol", tol)
     problem = checked_problem(eps, cost_scale, rho, rho_x, rho_y, precision, hessian_tol, tol)
@@ -100,8 +102,7 @@ def _solved_together(
         if n_iterations is not None:
             rule: _Iterations | _Tolerance = _Iterations(whole("n_iterations", n_iterations))
         else:
-            detached = (v.detach() for v in (x, y, a, b))
-            tols = [tol] * len(x) if tol is not None else default_tols(problem, *detached)
+            tols = [tol] * len(x) if tol is not None else default_tols(problem, x, y, a, b)
             rule = _Tolerance(np.array(tols), max_iterations)
         own = []
         if debias:
@@ -109,13 +110,12 @@ def _solved_together(
                 alone = checked_batch(points, points, weight, weight, **checks)
                 own.append(rule.solve_self(alone, self_problem(problem, rounded=rule.rounds(problem, splits))))
         pairs = rule.solve(batch, problem, own)
-        ot = pairs.attached(x, y, a, b)
-        divergence = None
+        terms = [pairs.term(a, b)]
         if own:
-            of_x, of_y = own[0].attached(x, x, a, a), own[1].attached(y, y, b, b)
-            divergence = debiased(ot, of_x, of_y, a, b, problem)
+            terms += [own[0].term(a, a), own[1].term(b, b)]
+        ot, divergence = combined([term.value for term in terms], a, b, problem)
     in_float64 = x.device.type == "cpu" and x.dtype is torch.float64
-    inputs = zip(*(tensor.detach() for tensor in (x, y, a, b)), strict=True)
+    inputs = zip(x, y, a, b, strict=True)
     values = ot.unbind(0), [None] * len(ot) if divergence is None else divergence.unbind(0)
     results = []
     for k, (value, debiased_value, tensors) in enumerate(zip(*values, inputs, strict=True)):
@@ -136,7 +136,7 @@ def _solved_together(
                 inputs=tensors,
             )
         )
-    return results
+    return results, terms
 
 
 @dataclass(frozen=True)
@@ -227,13 +227,12 @@ class _Solved:
     found: BatchResult
     symmetric: bool
 
-    def attached(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """The values [B], differentiable in x, y, a and b [B, ...]."""
-        weighted = replace(self, batch=replace(self.batch, a=inputs[2].detach(), b=inputs[3].detach()))
+    def term(self, a: torch.Tensor, b: torch.Tensor) -> Term:
+        """Its values [B], of weights a [B, n], b [B, m] as given."""
+        weighted = replace(self, batch=replace(self.batch, a=a, b=b))
         f, g = self.found.f, self.found.g
-        if self.symmetric:
-            return attach(weighted.values(g, f), weighted, [inputs[0], inputs[2]], [g])
-        return attach(weighted.values(f, g), weighted, list(inputs), [f, g])
+        values = weighted.values(*((g, f) if self.symmetric else (f, g)))
+        return Term(values, f, g, weighted, self.symmetric)
 
     def values(self, *potentials: torch.Tensor) -> torch.Tensor:
         """[B]."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -13,10 +13,9 @@ from ..inputs.checks import Inputs, positive
 from ..plan.hvp import HessianProduct, hvp
 from ..plan.operators import Plan
 from ..sweeps.tiles import Precision
+from .functions import Gradients, Term, apart, full_precision
 from .notices import NotConverged, tell
 from .values import balance, dual_value, relative_marginal, weight_gradient_slope, weight_gradients
-
-Gradients = tuple[torch.Tensor | None, ...]
 
 
 @dataclass(frozen=True)
@@ -79,11 +78,22 @@ def ot_value(
         precision=Precision(precision),
         hessian_tol=positive("hessian_tol", hessian_tol),
     )
+
+    def solved(
+        x: torch.Tensor,
+        y: torch.Tensor,
+        a: torch.Tensor | None,
+        b: torch.Tensor | None,
+        f: torch.Tensor,
+        g: torch.Tensor,
+    ) -> tuple[None, list[Term]]:
+        tensors = (*promoted(x, y, a, b), f.double(), g.double())
+        problem.plan(*tensors)  # its checks, now rather than in backward
+        return None, [pair_term(*tensors, problem)]
+
     with full_precision(x):
-        x, y, a, b = promoted(x, y, a, b)
-        f, g = f.detach().double(), g.detach().double()
-        problem.plan(*(v.detach() for v in (x, y, a, b, f, g)))  # its checks, now rather than in backward
-        return pair_value(x, y, a, b, f, g, problem)
+        _, (term,) = apart(solved, x, y, a, b, f, g)
+        return term.attached(*promoted(x, y, a, b))
 
 
 def promoted(
@@ -100,7 +110,7 @@ def _weights(weight: torch.Tensor | None, points: torch.Tensor) -> torch.Tensor:
     return torch.full(points.shape[:-1], 1.0 / points.shape[-2], dtype=torch.float64, device=points.device)
 
 
-def pair_value(
+def pair_term(
     x: torch.Tensor,
     y: torch.Tensor,
     a: torch.Tensor,
@@ -108,25 +118,19 @@ def pair_value(
     f: torch.Tensor,
     g: torch.Tensor,
     problem: Regularisation,
-) -> torch.Tensor:
-    """`ot_value` of checked and promoted tensors."""
+) -> Term:
+    """`ot_value` of checked and promoted constants."""
     derivatives = Pair(problem)
-    with torch.no_grad():
-        value = derivatives.value((x, y, a, b, f, g))
-    return attach(value, derivatives, [x, y, a, b], [f, g])
+    return Term(derivatives.value((x, y, a, b, f, g)), f, g, derivatives)
 
 
-def self_value(
-    x: torch.Tensor, a: torch.Tensor, f: torch.Tensor, update: torch.Tensor, problem: Regularisation
-) -> torch.Tensor:
-    """OT_eps of x [n, d], a [n] with itself from `self_transport.solve_self`'s f and update; otherwise as `pair_value`.
+def self_term(x: torch.Tensor, a: torch.Tensor, f: torch.Tensor, update: torch.Tensor, problem: Regularisation) -> Term:
+    """OT_eps of x [n, d], a [n] with itself from `self_transport.solve_self`'s f and update; otherwise as `pair_term`.
 
     The value takes no sweep, because the pair meets its column marginal; one sweep serves both sides of the gradient.
     """
     derivatives = SelfPair(problem)
-    with torch.no_grad():
-        value = derivatives.value((x, a, update, f))
-    return attach(value, derivatives, [x, a], [update])
+    return Term(derivatives.value((x, a, update, f)), f, update, derivatives, symmetric=True)
 
 
 class Pair:
@@ -240,106 +244,6 @@ class SelfPair:
         h_x, h_y, h_a, h_b = self.pair.hessian_times([x, x, a, a, f, f], (v_x, v_x, v_a, v_a))
         sides = (h_x, h_y), (h_a, h_b)
         return tuple(left if left is None or right is None else left + right for left, right in sides)
-
-
-class Derivatives(Protocol):
-    """Of values in their inputs, given these and constants."""
-
-    def gradients(self, tensors: Sequence[torch.Tensor], needed: Sequence[bool]) -> Gradients:
-        """Of the values in each input; None where it is not needed."""
-
-    def hessian_times(self, tensors: Sequence[torch.Tensor], direction: Gradients) -> Gradients:
-        """Change of the gradients along a direction in the inputs; None is zero."""
-
-
-def attach(
-    value: torch.Tensor, derivatives: Derivatives, inputs: list[torch.Tensor], potentials: list[torch.Tensor]
-) -> torch.Tensor:
-    """The value, or values [B] of tensors [B, ...], as a function that autograd differentiates in the inputs."""
-    return _Envelope.apply(value, derivatives, len(inputs), *inputs, *potentials)
-
-
-class _Envelope(torch.autograd.Function):
-    """The value as given, with the derivatives of its problem attached: (value, derivatives, count, *tensors), of which
-    the first `count` tensors are differentiated and the rest are constants."""
-
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, derivatives: Derivatives, count: int, *tensors: torch.Tensor):
-        ctx.derivatives, ctx.count = derivatives, count
-        ctx.save_for_backward(*tensors)
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: torch.Tensor):
-        tensors = ctx.saved_tensors
-        needed = ctx.needs_input_grad[3 : 3 + ctx.count]
-        gradients = _Gradient.apply(ctx.derivatives, needed, *tensors)
-        scaled = (gradient if gradient is None else _times(upstream[0], gradient) for gradient in gradients)
-        return None, None, None, *scaled, *(None for _ in tensors[ctx.count :])
-
-
-def _times(upstream: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """In the gradient's dtype; upstream: as the values, a scalar or [B]."""
-    return upstream.to(gradient.dtype).reshape(upstream.shape + (1,) * (gradient.ndim - upstream.ndim)) * gradient
-
-
-class _Gradient(torch.autograd.Function):
-    """The gradients themselves, as functions of (derivatives, needed, *tensors)."""
-
-    @staticmethod
-    def forward(ctx: Any, derivatives: Derivatives, needed: Sequence[bool], *tensors: torch.Tensor):
-        ctx.derivatives = derivatives
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors)
-        with full_precision(tensors[0]):
-            return derivatives.gradients(tensors, needed)
-
-    @staticmethod
-    def backward(ctx: Any, *direction: torch.Tensor | None):
-        tensors, count = ctx.saved_tensors, len(direction)
-        inputs, constants = [_NoThirdDerivative.apply(tensor) for tensor in tensors[:count]], tensors[count:]
-        changes = _HessianProduct.apply(ctx.derivatives, count, *direction, *inputs, *constants)
-        return None, None, *changes, *(None for _ in constants)
-
-
-class _HessianProduct(torch.autograd.Function):
-    """The Hessian times a direction, linear in it and symmetric: its own transpose. (derivatives, count, *tensors) are
-    the `count` tensors of the direction, as many that the value is differentiated in, and the constants."""
-
-    @staticmethod
-    def forward(ctx: Any, derivatives: Derivatives, count: int, *tensors: torch.Tensor | None):
-        ctx.derivatives, ctx.count = derivatives, count
-        ctx.set_materialize_grads(False)
-        direction, at = tensors[:count], [tensor for tensor in tensors[count:] if tensor is not None]
-        ctx.given = [v is not None for v in direction]
-        ctx.save_for_backward(*at)
-        with full_precision(at[0]):
-            return derivatives.hessian_times(at, direction)
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: torch.Tensor | None):
-        at, count = ctx.saved_tensors, ctx.count
-        changes = _HessianProduct.apply(ctx.derivatives, count, *upstream, *at)
-        changes = (change if is_given else None for change, is_given in zip(changes, ctx.given, strict=True))
-        refused = (tensor.new_zeros(()).expand_as(tensor) for tensor in at[:count])
-        return None, None, *changes, *refused, *(None for _ in at[count:])
-
-
-class _NoThirdDerivative(torch.autograd.Function):
-    """Identity, through which nothing can be differentiated."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor):
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: torch.Tensor):
-        raise NotImplementedError("OT values are differentiable twice, not three times: detach the second derivatives")
-
-
-def full_precision(tensor: torch.Tensor) -> torch.autocast:
-    """Products inside are chosen for their accuracy: autocast must not touch them."""
-    return torch.autocast(tensor.device.type, enabled=False)
 
 
 def _onto_equal_masses(

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from ..inputs.checks import positive
 from ..sweeps.tiles import Precision
-from .backends import check_backend, multiscale_transports, runs_multiscale
-from .batches import transports
-from .transport import Transport, transport
+from .backends import check_backend, find_multiscale, runs_multiscale
+from .batches import find_batch
+from .functions import Term, apart, constants
+from .joined import joined, one_by_one, with_values
+from .transport import Transport, attached, find
 from .values import balance
 
 ELSEWHERE = ("hausdorff", "energy", "gaussian", "laplacian")
@@ -31,7 +36,8 @@ class SamplesLoss(torch.nn.Module):
     together, each to its own residual (with max_seconds one after another). Any float dtype, strides and device; y on
     that of x. Values are float64 if a cloud is, else float32: half-precision clouds are taken as they are and their
     gradients returned in their type. Differentiable twice in x, y, a and b, by the envelope theorem, and under
-    autocast, which changes nothing. torch.compile leaves the call out of its graphs.
+    autocast, which changes nothing. torch.compile leaves the call out of its graphs. torch.func's grad, vjp and jacrev
+    give the same derivatives, and vmap solves what it maps as a batch; NotImplementedError for forward mode.
 
     potentials=True returns potentials (F, G) in the shapes of the weights, constants to autograd, instead of a value:
     f - f_self and g - g_self with debias, f and g without; <a, f> / |a| = <b, g> / |b| with reach None.
@@ -110,14 +116,13 @@ class SamplesLoss(torch.nn.Module):
     def forward(self, *clouds: torch.Tensor | None) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """The value, or the potentials, of the clouds in any of the call forms of the class."""
         a, x, b, y = _call(clouds)
-        batched = x.ndim == 3
-        results = self._solve(a, x, b, y)
         dtype = torch.float64 if torch.float64 in (x.dtype, y.dtype) else torch.float32
+        inputs = x, y, _weights("a", a, x), _weights("b", b, y)
         if not self.potentials:
-            values = torch.stack([result.value for result in results]).to(dtype)
-            return values if batched else values[0]
-        pairs = [self._potentials(result) for result in results]
-        f, g = torch.stack([f for f, _ in pairs]).to(dtype), torch.stack([g for _, g in pairs]).to(dtype)
+            found, terms = apart(self._find, *inputs, maps=True)
+            ot, divergence = attached(terms, *inputs, found[0].problem)
+            return (ot if divergence is None else divergence).to(dtype)
+        f, g = (potential.to(dtype) for potential in constants(self._find_potentials, *inputs, maps=True))
         return f.reshape(x.shape[:-1] if a is None else a.shape), g.reshape(y.shape[:-1] if b is None else b.shape)
 
     @torch.compiler.disable
@@ -127,8 +132,12 @@ class SamplesLoss(torch.nn.Module):
         A list of them for a batch.
         """
         a, x, b, y = _call(clouds)
-        results = self._solve(a, x, b, y)
-        return results if x.ndim == 3 else results[0]
+        inputs = x, y, _weights("a", a, x), _weights("b", b, y)
+        found, terms = apart(self._find, *inputs)
+        ot, divergence = attached(terms, *inputs, found[0].problem)
+        if x.ndim == 3:
+            return with_values(found, ot, divergence)
+        return replace(found[0], ot=ot, divergence=divergence)
 
     def extra_repr(self) -> str:
         names = ("blur", "reach", "reach_x", "reach_y", "debias", "potentials", "tol", "n_iterations")
@@ -157,21 +166,32 @@ class SamplesLoss(torch.nn.Module):
         check_backend(self.backend, options)
         return options
 
-    def _solve(
-        self, a: torch.Tensor | None, x: torch.Tensor, b: torch.Tensor | None, y: torch.Tensor
-    ) -> list[Transport]:
-        """One result a problem."""
-        options = self._options()
-        a, b = _weights("a", a, x), _weights("b", b, y)
-        if runs_multiscale(self.backend, x, y, options):
-            results = multiscale_transports(x, y, a, b, options)
-        elif x.ndim == 3:
-            results = transports(x, y, a, b, **options)
+    def _find(
+        self, x: torch.Tensor, y: torch.Tensor, a: torch.Tensor | None, b: torch.Tensor | None
+    ) -> tuple[Sequence[Transport], Sequence[Term]]:
+        """One result a problem, and their terms, of x [..., n, d], y [..., m, d], a [..., n] and b [..., m]."""
+        options, shape = self._options(), x.shape[:-2]
+        multiscale = runs_multiscale(self.backend, x, y, options)
+        x, y = (v[None].flatten(0, len(shape)) for v in (x, y))
+        a, b = (v if v is None else v[None].flatten(0, len(shape)) for v in (a, b))
+        if multiscale:
+            parts = one_by_one(partial(find_multiscale, options=options), x, y, a, b)
+        elif shape:
+            parts = find_batch(x, y, a, b, **options)
         else:
-            results = [transport(x, y, a, b, **options)]
+            parts = one_by_one(partial(find, **options), x, y, a, b)
+        results, terms = joined(parts, shape)
         if self.verbose:
             print(*results, sep="\n")
-        return results
+        return results, terms
+
+    def _find_potentials(
+        self, x: torch.Tensor, y: torch.Tensor, a: torch.Tensor | None, b: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(F, G), [..., n] and [..., m], of inputs as of `_find`."""
+        results, (term, *_) = self._find(x, y, a, b)
+        f, g = zip(*(self._potentials(result) for result in results), strict=True)
+        return torch.stack(f).reshape(term.f.shape), torch.stack(g).reshape(term.g.shape)
 
     def _potentials(self, result: Transport) -> tuple[torch.Tensor, torch.Tensor]:
         f, g = result.f, result.g

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,20 +12,19 @@ from typing import Any, Protocol
 
 import torch
 
-from ..inputs.checks import LARGEST_IN_UNITS, checked_inputs, positive, whole
+from ..inputs.checks import checked_inputs, positive, whole
 from ..iteration.loop import Limits
 from ..iteration.self_transport import solve_self
 from ..iteration.solver import Result, solve
 from ..plan.averages import Motion
 from ..plan.operators import Plan
 from ..sweeps.tiles import Precision
-from .loss import Regularisation, full_precision, pair_value, promoted, self_value
+from .functions import Term, apart, full_precision
+from .loss import Regularisation, pair_term, promoted, self_term
 from .near_copies import ATTEMPT_PASSES, NearCopy, solve_near_copy
-from .notices import tell, tell_not_converged
+from .notices import tell_not_converged
+from .tolerances import default_tols, tell_if_eps_hides_the_costs
 
-DEFAULT_TOL, LARGEST_DEFAULT_TOL = 1e-4, 1e-2
-FLOAT32_FLOOR = 4e-7  # residual that rounding of exponents leaves, over cost_scale |x|^2 / eps, as measured
-VALUE_ROUNDING, VALUE_DIGITS = 1e-7, 1e-4
 LEAST_SECONDS = 1e-6  # a problem that has none left ends after its first iteration
 HESSIAN_TOL = 1e-4  # or tol, where that is less
 
@@ -132,13 +132,42 @@ def transport(
     The self problems have the same rho_x and rho_y as the first, so that S(a, a) = 0. With a tolerance and
     balanced marginals clouds that are nearly copies, or translated copies, of each other are solved from theirs.
 
-    Raises ValueError as `solve` does.
+    Raises ValueError as `solve` does, NotImplementedError in forward mode and under torch.func.vmap, which takes a
+    `SamplesLoss` instead.
 
     Source: Feydy et al. 2019 (1810.08278); Sejourne et al. 2019 (1910.12958).
     """
     for name, points in (("x", x), ("y", y)):
         if not isinstance(points, torch.Tensor):
             raise ValueError(f"{name} must be a floating-point torch tensor, got {type(points).__name__}")
+    options: dict[str, Any] = {"eps": eps, "cost_scale": cost_scale, "rho": rho, "rho_x": rho_x, "rho_y": rho_y}
+    options |= {"tol": tol, "n_iterations": n_iterations, "max_iterations": max_iterations, "max_seconds": max_seconds}
+    options |= {"debias": debias, "precision": precision, "hessian_tol": hessian_tol}
+    found, terms = apart(functools.partial(find, **options), x, y, a, b)
+    ot, divergence = attached(terms, x, y, a, b, found.problem)
+    return dataclasses.replace(found, ot=ot, divergence=divergence)
+
+
+def find(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    a: torch.Tensor | None,
+    b: torch.Tensor | None,
+    *,
+    eps: float,
+    cost_scale: float = 1.0,
+    rho: float | None = None,
+    rho_x: float | None = None,
+    rho_y: float | None = None,
+    debias: bool = False,
+    tol: float | None = None,
+    n_iterations: int | None = None,
+    max_iterations: int = 1_000,
+    max_seconds: float | None = None,
+    precision: Precision | str = Precision.EXACT,
+    hessian_tol: float | None = None,
+) -> tuple[Transport, list[Term]]:
+    """`transport` of constants, and the terms that `attached` makes differentiable values of."""
     tol = tol if tol is None else positive("tol", tol)
     problem = checked_problem(eps, cost_scale, rho, rho_x, rho_y, precision, hessian_tol, tol)
     budget = _Budget(tol, n_iterations, max_iterations, max_seconds)
@@ -147,19 +176,19 @@ def transport(
         x, y, a, b = promoted(x, y, a, b)
         tell_if_eps_hides_the_costs(x, inputs.unit, problem)
         if tol is None and n_iterations is None:
-            (budget.tol,) = default_tols(problem, *(v.detach()[None] for v in (x, y, a, b)))
+            (budget.tol,) = default_tols(problem, *(v[None] for v in (x, y, a, b)))
         own = []
         if debias:
             own.append(_solve_self(x, a, problem, budget, rounded=not problem.precision.splits_x))
             own.append(_solve_self(y, b, problem, budget, rounded=not problem.precision.splits_y))
         pair = _solve(x, y, a, b, problem, budget, own)
-        ot = pair_value(x, y, a, b, pair.f, pair.g, pair.problem)
-        divergence = None
+        terms = [pair_term(x, y, a, b, pair.f, pair.g, pair.problem)]
         if own:
-            divergence = debiased(ot, _self_value(x, a, own[0]), _self_value(y, b, own[1]), a, b, problem)
+            terms += [_self_term(x, a, own[0]), _self_term(y, b, own[1])]
+        ot, divergence = combined([term.value for term in terms], a, b, problem)
     solved = [pair, *own]
     residual, converged = judged(solved, budget.tol, in_float64=x.device.type == "cpu" and x.dtype is torch.float64)
-    return Transport(
+    found = Transport(
         ot=ot,
         divergence=divergence,
         f=pair.f,
@@ -171,8 +200,36 @@ def transport(
         tol=budget.tol,
         problem=pair.problem,
         n_passes=sum(each.n_passes for each in solved),
-        inputs=(x.detach(), y.detach(), a.detach(), b.detach()),
+        inputs=(x, y, a, b),
     )
+    return found, terms
+
+
+def attached(
+    terms: Sequence[Term],
+    x: torch.Tensor,
+    y: torch.Tensor,
+    a: torch.Tensor | None,
+    b: torch.Tensor | None,
+    problem: Regularisation,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """OT value and divergence of the terms as functions of the inputs as they were given, in any batch shape."""
+    with full_precision(x):
+        x, y, a, b = promoted(x, y, a, b)
+        sides = ((x, y, a, b), (x, x, a, a), (y, y, b, b))
+        values = [term.attached(*inputs) for term, inputs in zip(terms, sides, strict=False)]
+        return combined(values, a, b, problem)
+
+
+def combined(
+    values: Sequence[torch.Tensor], a: torch.Tensor, b: torch.Tensor, problem: Regularisation
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The first of one or three values, scalars, or [B] of weights a [B, n], b [B, m]; and the divergence of three."""
+    if len(values) == 1:
+        return values[0], None
+    ot, of_x, of_y = values
+    divergence = ot - of_x / 2 - of_y / 2
+    return ot, divergence if problem.balanced else divergence + problem.eps * (a.sum(-1) - b.sum(-1)).square() / 2
 
 
 class Ended(Protocol):
@@ -223,19 +280,6 @@ def checked_problem(
         precision=Precision(precision),
         hessian_tol=hessian_tol,
     )
-
-
-def debiased(
-    ot: torch.Tensor,
-    of_x: torch.Tensor,
-    of_y: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    problem: Regularisation,
-) -> torch.Tensor:
-    """The divergence from the three values, scalars, or [B] of weights a [B, n], b [B, m]."""
-    divergence = ot - of_x / 2 - of_y / 2
-    return divergence if problem.balanced else divergence + problem.eps * (a.sum(-1) - b.sum(-1)).square() / 2
 
 
 def self_problem(problem: Regularisation, *, rounded: bool) -> Regularisation:
@@ -314,50 +358,10 @@ def _solve_self(
     )
 
 
-def _self_value(x: torch.Tensor, a: torch.Tensor, own: _Solved) -> torch.Tensor:
+def _self_term(x: torch.Tensor, a: torch.Tensor, own: _Solved) -> Term:
     if own.symmetric:
-        return self_value(x, a, own.f, own.g, own.problem)
-    return pair_value(x, x, a, a, own.f, own.g, own.problem)
-
-
-def default_tols(
-    problem: Regularisation, x: torch.Tensor, y: torch.Tensor, a: torch.Tensor, b: torch.Tensor
-) -> list[float]:
-    """Of each problem of a batch, x [B, n, d] and so on: 1e-4, or more where float32 exponents, which are as large as
-    |x|^2 / eps, allow no less; that is told."""
-    if x.device.type == "cpu" and x.dtype is torch.float64:
-        return [DEFAULT_TOL] * len(x)
-    centre = (_mean(x, a) + _mean(y, b)) / 2
-    of_x, of_y = (_mean((v - centre[:, None]).square().sum(2, keepdim=True), w)[:, 0] for v, w in ((x, a), (y, b)))
-    floors = (FLOAT32_FLOOR * problem.cost_scale / problem.eps * torch.maximum(of_x, of_y)).tolist()
-    tols = [min(max(DEFAULT_TOL, floor), LARGEST_DEFAULT_TOL) for floor in floors]
-    asked = f"{DEFAULT_TOL:.0e}"
-    for used in dict.fromkeys(f"{tol:.0e}" for tol in tols):
-        if used != asked:
-            tell(
-                f"solved to tol {used}, not {asked}: float32 rounds exponents as large as |x|^2 / eps, and eps = "
-                f"{problem.eps:g} is small for these clouds; set tol= to choose, or raise eps (blur)",
-                RuntimeWarning,
-            )
-    return tols
-
-
-def tell_if_eps_hides_the_costs(x: torch.Tensor, unit: float, problem: Regularisation) -> None:
-    """float32 sums of exponentials are off by 1e-7, which times eps is an error of the value. unit: of `Inputs`."""
-    if x.device.type == "cpu" and x.dtype is torch.float64:
-        return
-    if VALUE_ROUNDING * problem.eps > VALUE_DIGITS * problem.cost_scale * (LARGEST_IN_UNITS * unit) ** 2:
-        tell(
-            f"eps = {problem.eps:g} is far above the costs, and in float32 values are known to {VALUE_ROUNDING:g} eps: "
-            "give float64 points on the CPU, or lower eps (blur)",
-            RuntimeWarning,
-        )
-
-
-def _mean(values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """[B, d] of values [B, n, d]."""
-    share = (weight / weight.sum(1, keepdim=True)).to(values.dtype)
-    return torch.bmm(share[:, None], values)[:, 0]
+        return self_term(x, a, own.f, own.g, own.problem)
+    return pair_term(x, x, a, a, own.f, own.g, own.problem)
 
 
 class _Budget:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 import time
 from dataclasses import dataclass
@@ -12,9 +14,17 @@ import torch
 from torch import Tensor
 
 from solvers.flash_sinkhorn.inputs.checks import Inputs, checked_inputs, positive, whole
-from solvers.flash_sinkhorn.losses.loss import Regularisation, attach, full_precision, promoted
+from solvers.flash_sinkhorn.losses.functions import Term, apart, full_precision
+from solvers.flash_sinkhorn.losses.loss import Regularisation, promoted
 from solvers.flash_sinkhorn.losses.notices import tell_not_converged
-from solvers.flash_sinkhorn.losses.transport import DEFAULT_TOL, LEAST_SECONDS, Transport, checked_problem, debiased
+from solvers.flash_sinkhorn.losses.tolerances import DEFAULT_TOL
+from solvers.flash_sinkhorn.losses.transport import (
+    LEAST_SECONDS,
+    Transport,
+    attached,
+    checked_problem,
+    combined,
+)
 from solvers.flash_sinkhorn.sweeps.tiles import Precision
 
 from ..geometry import TiledCloud, from_tiles
@@ -86,6 +96,30 @@ def transport(
 
     Source: Feydy et al. 2019 (1810.08278).
     """
+    options |= {"eps": eps, "cost_scale": cost_scale, "debias": debias, "hessian_tol": hessian_tol}
+    options |= {"tol": tol, "max_iterations": max_iterations, "max_seconds": max_seconds, "tile": tile}
+    found, terms = apart(functools.partial(find, **options), x, y, a, b)
+    ot, divergence = attached(terms, x, y, a, b, found.problem)
+    return dataclasses.replace(found, ot=ot, divergence=divergence)
+
+
+def find(
+    x: Tensor,
+    y: Tensor,
+    a: Tensor | None,
+    b: Tensor | None,
+    *,
+    eps: float,
+    cost_scale: float = 1.0,
+    debias: bool = False,
+    tol: float | None = None,
+    max_iterations: int = 1_000,
+    max_seconds: float | None = None,
+    hessian_tol: float | None = None,
+    tile: int = 32,
+    **options: Any,
+) -> tuple[KeptTransport, list[Term]]:
+    """`transport` of constants, and the terms that `attached` makes differentiable values of."""
     budget = _Budget(DEFAULT_TOL if tol is None else positive("tol", tol), max_iterations, max_seconds, tile)
     problem = checked_problem(eps, cost_scale, None, None, None, Precision.EXACT, hessian_tol, budget.tol)
     check_dimension(x)
@@ -96,23 +130,22 @@ def transport(
         pair: _Solved | None = None
         if debias:
             of_x, of_y, rounding = _sorted(checked, problem, budget)
-            sides = (of_x, x, checked.x, a.detach()), (of_y, y, checked.y, b.detach())
+            sides = (of_x, x, checked.x, a), (of_y, y, checked.y, b)
             own = [_solve_self(*side, problem, budget, rounding) for side in sides]
             pair = _solve_near_copy(of_x, of_y, x, y, checked, problem, budget, rounding, own)
         if pair is None:
             pair = _solve(x, y, a, b, problem, budget, options)
-        ot = pair.value(x, y, a, b, problem)
-        divergence = None
+        terms = [pair.term(x, y, a, b, problem)]
         if own:
-            values = own[0].self_value(x, a, problem), own[1].self_value(y, b, problem)
-            divergence = debiased(ot, *values, a, b, problem)
+            terms += [own[0].self_term(x, a, problem), own[1].self_term(y, b, problem)]
+        ot, divergence = combined([term.value for term in terms], a, b, problem)
     found = [pair, *own]
     converged = all(each.converged for each in found)
     if not converged:
         worst = max((each for each in found if not each.converged), key=lambda each: each.residual + each.omitted)
         in_float64 = x.device.type == "cpu" and x.dtype is torch.float64
         tell_not_converged(worst.residual + worst.omitted, budget.tol, by_rounding=worst.stalled, in_float64=in_float64)
-    return KeptTransport(
+    result = KeptTransport(
         ot=ot,
         divergence=divergence,
         f=pair.f,
@@ -124,10 +157,11 @@ def transport(
         tol=budget.tol,
         problem=problem,
         n_passes=sum(each.n_passes for each in found),
-        inputs=(x.detach(), y.detach(), a.detach(), b.detach()),
+        inputs=(x, y, a, b),
         kept=pair.kept,
         omitted=max(each.omitted for each in found),
     )
+    return result, terms
 
 
 @dataclass(eq=False)
@@ -144,17 +178,15 @@ class _Solved:
     stalled: bool
     n_passes: float
 
-    def value(self, x: Tensor, y: Tensor, a: Tensor, b: Tensor, problem: Regularisation) -> Tensor:
-        """OT_eps(a, b), differentiable."""
+    def term(self, x: Tensor, y: Tensor, a: Tensor, b: Tensor, problem: Regularisation) -> Term:
+        """OT_eps(a, b)."""
         derivatives = KeptPair(problem, self.kept)
-        value = derivatives.value([v.detach() for v in (x, y, a, b, self.f, self.g)])
-        return attach(value, derivatives, [x, y, a, b], [self.f, self.g])
+        return Term(derivatives.value((x, y, a, b, self.f, self.g)), self.f, self.g, derivatives)
 
-    def self_value(self, x: Tensor, a: Tensor, problem: Regularisation) -> Tensor:
-        """OT_eps(a, a), differentiable."""
+    def self_term(self, x: Tensor, a: Tensor, problem: Regularisation) -> Term:
+        """OT_eps(a, a)."""
         derivatives = KeptSelfPair(problem, self.kept)
-        value = derivatives.value([v.detach() for v in (x, a, self.g, self.f)])
-        return attach(value, derivatives, [x, a], [self.g])
+        return Term(derivatives.value((x, a, self.g, self.f)), self.f, self.g, derivatives, symmetric=True)
 
 
 def _solve(
