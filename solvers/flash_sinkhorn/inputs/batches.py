@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from .checks import Inputs, check_points, check_values, checked_weights, reach, span, unit
+from .far import Far, Seen
 from .survey import survey_batch
 
 ALIKE = 2.0**8  # in units of one 2^8 times as wide a cloud's coordinates are 2 at most: an fp16 pair holds 22 bits
@@ -24,12 +25,14 @@ class Batch:
     centre: torch.Tensor
     units: tuple[float, ...]
     masses: tuple[float, ...]
+    far_x: Far | None = None
+    far_y: Far | None = None
 
     @staticmethod
     def of(inputs: Inputs) -> Batch:
         """One problem."""
         x, y, a, b, centre = (tensor[None] for tensor in (inputs.x, inputs.y, inputs.a, inputs.b, inputs.centre))
-        return Batch(x, y, a, b, centre, units=(inputs.unit,), masses=(inputs.mass,))
+        return Batch(x, y, a, b, centre, (inputs.unit,), (inputs.mass,), inputs.far_x, inputs.far_y)
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -41,6 +44,31 @@ class Batch:
         """[B, 1], or that of a single problem."""
         logs = [math.log(mass) for mass in self.masses]
         return logs[0] if len(logs) == 1 else self.centre.new_tensor(logs)[:, None]
+
+    def extended(
+        self,
+        f: torch.Tensor,
+        g: torch.Tensor,
+        *,
+        eps: float,
+        cost_scale: float,
+        rho_x: float | None = None,
+        rho_y: float | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """f [B, n], g [B, m], for the weights as given, with those of far points in their place: half-steps from the
+        opposite one."""
+        sides = (
+            (self.far_x, f, rho_x, self.y, self.b, g),
+            (self.far_y, g, rho_y, self.x, self.a, f),
+        )
+        found = []
+        for far, own, rho, points, weight, opposite in sides:
+            if far is not None:
+                seen = Seen.of(points, weight, opposite + eps * self.log_mass, eps=eps, cost_scale=cost_scale)
+                damping = 1.0 if rho is None else rho / (rho + eps)
+                own = far.put(own, damping * far.potentials(seen))
+            found.append(own)
+        return found[0], found[1]
 
 
 def problem(unit: float, *tensors: torch.Tensor) -> Inputs:
@@ -59,7 +87,8 @@ def checked_batch(
     cost_scale: float,
     balanced: bool = True,
 ) -> Batch:
-    """`checked_inputs` of x [B, n, d], y [B, m, d], a [B, n] and b [B, m], with one look at the device.
+    """`checked_inputs` of x [B, n, d], y [B, m, d], a [B, n] and b [B, m], with one look at the device, two
+    where there are points without weight.
 
     Units are those of the widest clouds, except of clouds so narrow that it would cost them digits: units are numbers
     that recordings are made for, and alike they do not change with every batch.
@@ -80,14 +109,17 @@ def checked_batch(
     if balanced:
         masses = [(of_x.mass + of_y.mass) / 2 for of_x, of_y in found]
         a, b = a * by_mass_x, b * by_mass_y
+    far_x = far_y = None
     if any(0 in (of_x.least_weight, of_y.least_weight) for of_x, of_y in found):
         low, high = least[..., None].to(dtype), most[..., None].to(dtype)
+        given_x, given_y = x, y
         x, y = x.clamp(low, high), y.clamp(low, high)
+        far_x, far_y = Far.of(given_x, x), Far.of(given_y, y)
     centre = torch.addcmul(sums[:, 0] * half_x, sums[:, 1], half_y).to(dtype).double()
     widths = [high - low for low, high in (span(of_x, of_y) for of_x, of_y in found)]
     widest = unit(max(widths))
     units = [widest if widest <= ALIKE * unit(width) else unit(width) for width in widths]
-    return Batch(x, y, a, b, centre, tuple(units), tuple(masses))
+    return Batch(x, y, a, b, centre, tuple(units), tuple(masses), far_x, far_y)
 
 
 def _weights(name: str, weight: torch.Tensor | None, points: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from .far import Far
 from .survey import Summary, survey
 
 LARGEST_EXPONENT = 1e34  # cost / eps in float32, with room for the sums and products that form it
@@ -30,6 +31,7 @@ class Inputs:
     and mass is one. mass_x, mass_y: the sums of a and b as they are here.
     centre [d], float64: where coordinates are moved to before any squaring. unit: a power of two; centred coordinates
     over it are at most 2^9, which fp16 holds well.
+    far_x, far_y: the points without weight that are farther out than x and y have them.
     """
 
     x: torch.Tensor
@@ -41,6 +43,8 @@ class Inputs:
     mass: float
     mass_x: float
     mass_y: float
+    far_x: Far | None = None
+    far_y: Far | None = None
 
     def rounded(self, points: torch.Tensor) -> torch.Tensor:
         """[n, d] float64: points as fp16 holds them, centred and in units of `unit`. Without weight they may be as far
@@ -66,7 +70,7 @@ def checked_inputs(
     relax: str = RELAX,
 ) -> Inputs:
     """All checks of `solve`; balanced: both marginals are; relax: how else, for messages. Reads back from the device
-    once."""
+    once, twice where there are points without weight."""
     check_points(x, y)
     a, b = checked_weights("a", a, x), checked_weights("b", b, y)
     dtype = torch.float64 if torch.float64 in (x.dtype, y.dtype) else torch.float32
@@ -79,13 +83,15 @@ def checked_inputs(
         mass = (mass_x + mass_y) / 2
         a, b, mass_x, mass_y = a / mass_x, b / mass_y, 1.0, 1.0
     low, high = span(of_x, of_y)
+    far_x = far_y = None
     if of_x.least_weight == 0 or of_y.least_weight == 0:  # far points without weight must not overflow
-        least, most = reach(low, high)
+        (given_x, given_y), (least, most) = (x, y), reach(low, high)
         x, y = x.clamp(least, most), y.clamp(least, most)
+        far_x, far_y = Far.of(given_x[None], x[None]), Far.of(given_y[None], y[None])
     # By mass: points without any must not matter.
     centre = torch.add(found_x.weighted_sum * (0.5 / of_x.mass), found_y.weighted_sum, alpha=0.5 / of_y.mass)
     centre = centre.to(dtype).double()  # so that points of that type move there without a digit lost
-    return Inputs(x, y, a, b, centre, unit(high - low), mass, mass_x, mass_y)
+    return Inputs(x, y, a, b, centre, unit(high - low), mass, mass_x, mass_y, far_x, far_y)
 
 
 def check_points(x: torch.Tensor, y: torch.Tensor) -> None:

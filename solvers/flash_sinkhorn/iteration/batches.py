@@ -54,6 +54,8 @@ def solved(batch: Batch, solve: Callable[[Inputs, np.ndarray], Together], eps: f
     back = torch.as_tensor(order, device=batch.x.device)
     shift = eps * batch.log_mass / 2  # sweeps saw weights over their mass
     f, g = (torch.cat([potentials[side] for _, _, potentials in parts])[back] - shift for side in (0, 1))
+    method = parts[0][1].method
+    f, g = batch.extended(f, g, eps=eps, cost_scale=method.cost_scale, rho_x=method.rho_x, rho_y=method.rho_y)
     names = ("residual", "converged", "stalled", "n_passes")
     found = [np.concatenate([getattr(loop, name) for _, loop, _ in parts])[order].tolist() for name in names]
     given = [Precision.EXACT if exact else loop.precision for _, loop, _ in parts for exact in loop.made_exact]

@@ -77,11 +77,12 @@ def solve_self(
                 sweeps_of(inputs, cost_scale=cost_scale, precision=precision), eps, damping, inputs.mass_x, rounded
             )
             loop.iterate(tol, limits)
-        f, update = loop.potentials()
-    shift = eps * math.log(inputs.mass) / 2  # the sweeps saw weights over their mass
+        shift = eps * math.log(inputs.mass) / 2  # the sweeps saw weights over their mass
+        f, update = (potential[None] - shift for potential in loop.potentials())
+        f, update = Batch.of(inputs).extended(f, update, eps=eps, cost_scale=cost_scale, rho_x=rho, rho_y=rho)
     return SelfResult(
-        f=f - shift,
-        update=update - shift,
+        f=f[0],
+        update=update[0],
         residual=loop.residual,
         converged=loop.converged,
         n_passes=loop.n_passes,
@@ -108,7 +109,7 @@ def self_iterated(
     kind = "self", n_iterations, eps, cost_scale, rho, precision
     f, update = replayed(kind, batch.units, compute, batch.x, batch.a, batch.centre)
     shift = eps * batch.log_mass / 2
-    return f - shift, update - shift
+    return batch.extended(f - shift, update - shift, eps=eps, cost_scale=cost_scale, rho_x=rho, rho_y=rho)
 
 
 STALLED = 12  # sweeps: they would divide any error but that of rounding by 3^12

@@ -91,6 +91,9 @@ def solve(
     plain. n_iterations of the result counts iterations on all points at any eps, n_passes all sweeps, one over a part
     of the pairs as that part. The trace has every residual read, each at its own eps.
 
+    Points without weight have the soft-min extension F(g)_i of the opposite potential, to what rounding leaves of C,
+    and to the residual where the last half-step was not theirs; those beyond 1,000 spans of all others exactly.
+
     Raises ValueError, naming the argument and the fix, for NaN or Inf, negative weights, unequal masses, empty or
     mismatched arrays, eps <= 0 or beyond float32's range for these clouds, or a bad option.
 
@@ -136,10 +139,11 @@ def solve(
         if sweeps.rounded or (not at_limit and ((loop.stalled and sweeps.improvable) or not sweeps.suffices(tol))):
             loop.make_exact()
             loop.iterate_to(tol, limits)
-        f, g = loop.potentials()
+        f, g = (potential[None] for potential in loop.potentials())
+        f, g = Batch.of(inputs).extended(f, g, eps=eps, cost_scale=cost_scale, rho_x=rho_x, rho_y=rho_y)
         return Result(
-            f, g, eps, cost_scale, loop.precision, loop.n_iterations, loop.n_passes, loop.residual, loop.converged,
-            tuple(loop.trace), loop.stalled,
+            f[0], g[0], eps, cost_scale, loop.precision, loop.n_iterations, loop.n_passes, loop.residual,
+            loop.converged, tuple(loop.trace), loop.stalled,
         )  # fmt: skip
 
 
@@ -158,7 +162,8 @@ def iterated(
 
     f, g = replayed(("iterations", levels, method, precision), batch.units, compute, *batch.tensors)
     shift = levels[-1] * batch.log_mass / 2  # rounding moves masses from call to call: they are not recorded
-    return f - shift, g - shift
+    rho_x, rho_y = method.rho_x, method.rho_y
+    return batch.extended(f - shift, g - shift, eps=levels[-1], cost_scale=method.cost_scale, rho_x=rho_x, rho_y=rho_y)
 
 
 def _epsilons(start: float, eps: float, ratio: float) -> list[float]:

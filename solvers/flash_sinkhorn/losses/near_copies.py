@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ..inputs.batches import Batch
 from ..inputs.checks import Inputs, checked_inputs
 from ..iteration.batch_loop import BatchLoop
 from ..iteration.loop import Limits, Loop, Method, Updates
@@ -58,8 +59,9 @@ def solve_near_copy(
         if loop.n_iterations == 1 and not residual <= NEAR:
             return None
     assert loop.residual is not None
-    f, g = loop.potentials()
-    return NearCopy(f, g, loop.residual, loop.converged, loop.n_passes, loop.precision, loop.stalled)
+    f, g = (potential[None] for potential in loop.potentials())
+    f, g = Batch.of(inputs).extended(f, g, eps=eps, cost_scale=cost_scale)
+    return NearCopy(f[0], g[0], loop.residual, loop.converged, loop.n_passes, loop.precision, loop.stalled)
 
 
 def iterate_near_copies(
@@ -89,7 +91,9 @@ def _start(loop: Loop | BatchLoop, f_self: torch.Tensor, g_self: torch.Tensor, e
     sides = (loop.sweeps.x, x, f_self, shift), (loop.sweeps.y, y, g_self, -shift)
     for cloud, points, potential, along in sides:
         linear = 2.0 * loop.method.cost_scale * (points * along[..., None, :]).sum(-1).double()
-        cloud.potential[..., : cloud.n] = (potential + linear) * (LOG2_E / eps)
+        started = (potential + linear) * (LOG2_E / eps)
+        # Without weight points may be so far out that float32 holds no exponent of theirs.
+        cloud.potential[..., : cloud.n] = torch.where(cloud.weight[..., : cloud.n] > 0, started, 0.0)
     loop.set_epsilon(eps)
 
 

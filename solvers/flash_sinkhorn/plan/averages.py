@@ -8,7 +8,8 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from ..inputs.checks import Inputs
+from ..inputs.checks import LARGEST_EXPONENT, Inputs
+from ..inputs.far import Far, Seen
 from ..sweeps.sweeps import Cloud, Sweeps
 from ..sweeps.tiles import LOG2_E
 
@@ -55,7 +56,8 @@ class Averages(ABC, Generic[C]):
 
     Rows are normalised by their own sum inside each sweep, so nothing overflows whatever the potentials, and the
     rounding of a row's bias drops out. The first sweep over a side keeps a running maximum and leaves the side's sums
-    L_i = log2((P 1)_i / a_i) behind; later ones subtract them from the exponents instead.
+    L_i = log2((P 1)_i / a_i) behind; later ones subtract them from the exponents instead. Means over the rows of far
+    points without weight are sums of their own, in float64.
     """
 
     eps: float
@@ -70,9 +72,16 @@ class Averages(ABC, Generic[C]):
         self._settled: dict[bool, C] = {}
 
     def set_potentials(self, f: torch.Tensor, g: torch.Tensor, eps: float) -> None:
-        """f [n], g [m] in units of the cost."""
-        for cloud, potential in ((self.sweeps.x, f), (self.sweeps.y, g)):
-            cloud.potential[: cloud.n] = potential.double() * (LOG2_E / eps)
+        """f [n], g [m] in units of the cost. Far points get others, such as suit the place where sweeps have them: what
+        these find of their rows is not used."""
+        inputs = self.inputs
+        sides = (self.sweeps.x, f, inputs.x, inputs.far_x), (self.sweeps.y, g, inputs.y, inputs.far_y)
+        for cloud, potential, points, far in sides:
+            exponents = (potential.double() * (LOG2_E / eps)).clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT)
+            if far is not None:
+                held = points[far.index[0]].double() - self.centre
+                exponents[far.index[0]] = self.cost_scale * LOG2_E / eps * held.square().sum(1)
+            cloud.potential[: cloud.n] = exponents
         self.sweeps.set_epsilon(eps, 1.0)
         self.eps = eps
         self._log2_sums.clear()
@@ -93,19 +102,30 @@ class Averages(ABC, Generic[C]):
 
     def means(self, values: torch.Tensor, *, transpose: bool = False) -> torch.Tensor:
         """sum_j P_ij values_j / (P 1)_i [n, k] of values [m, k], in the precision of the sweeps."""
-        return self._means_of(values, transpose)
+        own, opposite = self._far(transpose)
+        means = self._means_of(opposite.without(values) if opposite else values, transpose)
+        return self._put(own, means, values, transpose) if own else means
 
     def point_means(self, *, transpose: bool = False) -> torch.Tensor:
         """The means [n, d] of the opposite points, about `centre`."""
-        return self._means_of(None, transpose)
+        means, (own, _) = self._means_of(None, transpose), self._far(transpose)
+        return self._put(own, means, self._about_centre(not transpose), transpose) if own else means
 
     def displacement(self, *, transpose: bool = False) -> torch.Tensor:
         """x_i less the mean of the opposite points [n, d]; a common offset costs no digits."""
-        points = self.inputs.y if transpose else self.inputs.x
-        return (points - self.centre.to(points.dtype)).sub_(self.point_means(transpose=transpose))
+        points, means = self._about_centre(transpose), self.point_means(transpose=transpose)
+        own, _ = self._far(transpose)
+        if own:
+            points = own.put(points[None], own.points - self.centre)[0]
+        return points.sub_(means)
 
     def cost_change_means(self, motion: Motion, *, transpose: bool = False) -> torch.Tensor:
         """Means [n] of dC_ij."""
+        own, opposite = self._far(transpose)
+        means = self._cost_change_means(_without(motion, own, opposite), transpose)
+        return own.put(means.double()[None], self._far_cost_changes(own, motion, transpose))[0] if own else means
+
+    def _cost_change_means(self, motion: Motion, transpose: bool) -> torch.Tensor:
         rows, cols = self._sides(transpose)
         alpha, beta = torch.zeros_like(rows.potential[: rows.n]), torch.zeros_like(cols.potential[: cols.n])
         self.n_passes += 1
@@ -117,11 +137,16 @@ class Averages(ABC, Generic[C]):
         """Means of q_ij = alpha_i + beta_j - dC_ij [n] and of q_ij y_j [n, d], y about `centre`.
 
         With alpha, beta the changes of the potentials (and eps times those of the log-weights), P_ij q_ij / eps is the
-        change of P_ij. alpha [n], beta [m] are those of the rows and columns of the sweep.
+        change of P_ij. alpha [n], beta [m] are those of the rows and columns of the sweep. Rows of far points without
+        weight are left out: zero.
         """
+        own, opposite = self._far(transpose)
+        alpha, beta = own.without(alpha) if own else alpha, opposite.without(beta) if opposite else beta
+        motion = _without(motion, own, opposite)
         _, cols = self._sides(transpose)
         self.n_passes += 1
-        return self._moments(self._settled_rows(transpose), cols, alpha, beta, motion, with_points=True)
+        found = self._moments(self._settled_rows(transpose), cols, alpha, beta, motion, with_points=True)
+        return (own.without(found[0]), own.without(found[1])) if own else found
 
     def _means_of(self, values: torch.Tensor | None, transpose: bool) -> torch.Tensor:
         rows, cols = self._sides(transpose)
@@ -130,6 +155,35 @@ class Averages(ABC, Generic[C]):
             return self._means(self._settled_rows(transpose), cols, values, settled=True)[0]
         means, self._log2_sums[transpose] = self._means(rows, cols, values, settled=False)
         return means
+
+    def _far(self, transpose: bool) -> tuple[Far | None, Far | None]:
+        """Of the rows and of the columns."""
+        far = self.inputs.far_x, self.inputs.far_y
+        return far[::-1] if transpose else far
+
+    def _about_centre(self, transpose: bool) -> torch.Tensor:
+        """[n, d]: the rows' points."""
+        points = self.inputs.y if transpose else self.inputs.x
+        return points - self.centre.to(points.dtype)
+
+    def _put(self, far: Far, means: torch.Tensor, values: torch.Tensor, transpose: bool) -> torch.Tensor:
+        return far.put(means[None], far.means(self._seen(transpose), values[None]))[0]
+
+    def _seen(self, transpose: bool) -> Seen:
+        points, weight = (self.inputs.x, self.inputs.a) if transpose else (self.inputs.y, self.inputs.b)
+        _, cols = self._sides(transpose)
+        potential = cols.potential[: cols.n] * (self.eps / LOG2_E)
+        return Seen.of(points[None], weight[None], potential[None], eps=self.eps, cost_scale=self.cost_scale)
+
+    def _far_cost_changes(self, far: Far, motion: Motion, transpose: bool) -> torch.Tensor:
+        """[1, r] float64: means of dC_ij over far rows."""
+        seen, x = self._seen(transpose), far.points[0] - self.centre
+        y = self._about_centre(not transpose).double()
+        v = torch.zeros_like(x) if motion.v is None else motion.v[far.index[0]].double()
+        w = torch.zeros_like(y) if motion.w is None else motion.w.double()
+        values = torch.cat([y, w, (y * w).sum(1, keepdim=True)], 1)
+        of_y, of_w, of_both = far.means(seen, values[None])[0].split([y.shape[1], y.shape[1], 1], 1)
+        return 2.0 * self.cost_scale * ((x - of_y) * v - x * of_w + of_both / x.shape[1]).sum(1)[None]
 
     def _settled_rows(self, transpose: bool) -> C:
         if transpose not in self._settled:
@@ -159,3 +213,9 @@ class Averages(ABC, Generic[C]):
         self, rows: C, cols: C, alpha: torch.Tensor, beta: torch.Tensor, motion: Motion, *, with_points: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As `moments`, of settled rows; the second only with_points."""
+
+
+def _without(motion: Motion, rows: Far | None, cols: Far | None) -> Motion:
+    """Far points without weight stay where they are: their motion may be as large as to leave others no digits."""
+    v, w = motion.v, motion.w
+    return Motion(rows.without(v) if rows and v is not None else v, cols.without(w) if cols and w is not None else w)

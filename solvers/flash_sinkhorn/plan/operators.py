@@ -15,12 +15,13 @@ class Plan:
     """P_ij = a_i b_j exp((f_i + g_j - C_ij) / eps), C = cost_scale |x - y|^2, applied without being stored.
 
     x [n, d], y [m, d]: points of any float dtype, CPU or CUDA. a [n], b [m]: non-negative weights (uniform if None;
-    their masses may differ). f [n], g [m]: any finite potentials, as `solve` returns them. Not differentiable.
+    their masses may differ). f [n], g [m]: any finite potentials, as `solve` returns them; those of points without
+    weight do not matter. Not differentiable.
     precision as in `solve`: "exact" is FP32 grade on a GPU (the points' own type on a CPU); "fast" and "mixed" round
     points, so the plan is that of the rounded clouds.
 
     Raises ValueError, naming the argument and the fix, as `solve` does, and for potentials of the wrong shape, NaN, or
-    so large that f / eps leaves float32's range.
+    so large at points with weight that f / eps leaves float32's range.
 
     Source: arXiv 2602.03067, Prop. 3.
     """
@@ -229,7 +230,9 @@ def _checked_potentials(
         if potential.device != weight.device:
             raise ValueError(f"{name} must be on {weight.device} like the points, got {potential.device}")
     f, g = f.detach().double(), g.detach().double()
-    for name, largest in zip("fg", torch.stack([f.abs().amax(), g.abs().amax()]).tolist(), strict=True):
+    sides = ((f, inputs.a), (g, inputs.b))  # far points without weight have large ones
+    largest_of = [torch.where((weight > 0) | v.isnan(), v, 0.0).abs().amax() for v, weight in sides]
+    for name, largest in zip("fg", torch.stack(largest_of).tolist(), strict=True):
         if not largest * LOG2_E / eps < LARGEST_EXPONENT:  # true for nan too
             raise ValueError(f"{name} contains NaN, infinite values, or values beyond float32's range times eps")
     return f, g
