@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from test_batches import problems
+from test_batches import gpu, problems
 from torch.autograd import forward_ad
 from torch.func import grad, grad_and_value, hessian, jacrev, jvp, vjp, vmap
 
@@ -173,6 +173,25 @@ def test_multiscale_losses():
     same(vmap(loss)(x, y), values.detach())
     same(vmap(grad(loss))(x, y), gradient)
     same(grad(loss)(x[0], y[0]), gradient[0])
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("settings", [{"tol": 1e-4}, {"n_iterations": 10}])
+def test_on_a_gpu(settings):
+    """Kernels get plain tensors. The same launches on either way, so the same bits but for one multiplication."""
+    loss = SamplesLoss(blur=1.5, **settings)
+    x, y, a, b = (v.cuda() for v in problems(5, 300, 211, 3))
+    ours = x.clone().requires_grad_()
+    values = loss(a, ours, b, y)
+    (gradient,) = torch.autograd.grad(values.sum(), ours)
+    torch.testing.assert_close(vmap(loss)(a, x, b, y), values.detach(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(vmap(grad(loss, argnums=1))(a, x, b, y), gradient, rtol=1e-6, atol=1e-6)
+    alone = x[0].clone().requires_grad_()
+    (of_one,) = torch.autograd.grad(loss(a[0], alone, b[0], y[0]), alone)
+    torch.testing.assert_close(grad(loss, argnums=1)(a[0], x[0], b[0], y[0]), of_one, rtol=1e-6, atol=1e-6)
+    _, back = vjp(grad(loss, argnums=1), a[0], x[0], b[0], y[0])
+    assert back(of_one)[1].isfinite().all()
 
 
 def test_results_of_a_transport_are_plain_numbers_inside():
