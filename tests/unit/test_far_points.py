@@ -170,11 +170,13 @@ class TestWeightsGradients:
             distant = (weight == 0) & (cost > 1e8)
             assert distant.any() and (off[distant].abs() <= 2 * DIGITS[torch.float64] * cost[distant]).all()
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     @pytest.mark.parametrize("reach", [None, 1.5])
-    def test_of_batches_are_those_of_single_problems(self, device, reach):
-        cases = [Case(3, torch.float64, device, seed) for seed in (0, 5)]
+    def test_of_batches_are_those_of_single_problems(self, device, reach, dtype):
+        cases = [Case(3, dtype, device, seed) for seed in (0, 5)]
         x, y, a, b = (torch.stack([getattr(each, name) for each in cases]).to(device) for name in "xyab")
-        loss = SamplesLoss(blur=0.5, reach=reach, debias=True, tol=1e-7)
+        tol = 1e-5 if "cuda" in device or dtype is torch.float32 else 1e-7
+        loss = SamplesLoss(blur=0.5, reach=reach, debias=False, tol=tol)
         single = []
         for k in range(2):
             own = [v[k].clone().requires_grad_() for v in (a, x, b, y)]
@@ -185,7 +187,28 @@ class TestWeightsGradients:
         for position, found in enumerate(together):
             expected = torch.stack([own[position].grad for own in single])
             assert found.grad.isfinite().all()
-            torch.testing.assert_close(found.grad, expected, rtol=1e-5, atol=1e-5)
+            # off by the residual times the distances between points, or by eps times it over a share of the mass, 1e-2
+            torch.testing.assert_close(found.grad, expected, rtol=1e-5, atol=100 * tol)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_of_copies_are_there_and_values_are_as_without_such_points(self, device, dtype):
+        """Near copies start from the potentials of the self problems."""
+        case = Case(3, dtype, device)
+        live, far_x = case.a > 0, case.x
+        y = torch.where(live[:, None], far_x + 0.25, -far_x)
+        clouds = [v.to(device) for v in (far_x, y, case.a, case.a)]
+        near = [v[live.to(device)] for v in clouds]
+        found, alone = (transport(*tensors, **case.options, debias=True, tol=1e-5) for tensors in (clouds, near))
+        assert found.converged and found.n_passes == alone.n_passes
+        assert found.value.item() == pytest.approx(alone.value.item(), rel=1e-5)
+        together = [torch.stack([v, v]) for v in clouds]
+        loss = SamplesLoss(blur=0.5, tol=1e-5)
+        a = together[2].clone().requires_grad_()
+        values = loss(a, together[0], together[3], together[1])
+        values.sum().backward()
+        expected = loss(near[2], near[0], near[3], near[1])
+        torch.testing.assert_close(values, expected.expand(2), rtol=1e-5, atol=0)
+        assert a.grad.isfinite().all()
 
 
 class TestPlan:

@@ -87,8 +87,8 @@ def checked_batch(
     cost_scale: float,
     balanced: bool = True,
 ) -> Batch:
-    """`checked_inputs` of x [B, n, d], y [B, m, d], a [B, n] and b [B, m], with one look at the device, two
-    where there are points without weight.
+    """`checked_inputs` of x [B, n, d], y [B, m, d], a [B, n] and b [B, m], with one look at the device,
+    and one more a cloud where there are points without weight.
 
     Units are those of the widest clouds, except of clouds so narrow that it would cost them digits: units are numbers
     that recordings are made for, and alike they do not change with every batch.

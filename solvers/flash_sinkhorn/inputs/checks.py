@@ -70,7 +70,7 @@ def checked_inputs(
     relax: str = RELAX,
 ) -> Inputs:
     """All checks of `solve`; balanced: both marginals are; relax: how else, for messages. Reads back from the device
-    once, twice where there are points without weight."""
+    once, and once more a cloud where there are points without weight."""
     check_points(x, y)
     a, b = checked_weights("a", a, x), checked_weights("b", b, y)
     dtype = torch.float64 if torch.float64 in (x.dtype, y.dtype) else torch.float32

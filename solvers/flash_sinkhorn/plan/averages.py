@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from ..inputs.checks import LARGEST_EXPONENT, Inputs
+from ..inputs.checks import FAR, LARGEST_EXPONENT, LARGEST_IN_UNITS, Inputs
 from ..inputs.far import Far, Seen
 from ..sweeps.sweeps import Cloud, Sweeps
 from ..sweeps.tiles import LOG2_E
@@ -72,16 +72,13 @@ class Averages(ABC, Generic[C]):
         self._settled: dict[bool, C] = {}
 
     def set_potentials(self, f: torch.Tensor, g: torch.Tensor, eps: float) -> None:
-        """f [n], g [m] in units of the cost. Far points get others, such as suit the place where sweeps have them: what
-        these find of their rows is not used."""
-        inputs = self.inputs
-        sides = (self.sweeps.x, f, inputs.x, inputs.far_x), (self.sweeps.y, g, inputs.y, inputs.far_y)
-        for cloud, potential, points, far in sides:
-            exponents = (potential.double() * (LOG2_E / eps)).clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT)
-            if far is not None:
-                held = points[far.index[0]].double() - self.centre
-                exponents[far.index[0]] = self.cost_scale * LOG2_E / eps * held.square().sum(1)
-            cloud.potential[: cloud.n] = exponents
+        """f [n], g [m] in units of the cost. Far points' may be more than sweeps can hold; their rows are not used."""
+        inputs, unit = self.inputs, LOG2_E / eps
+        farthest = 2.0 * FAR * LARGEST_IN_UNITS * inputs.unit  # from the centre, where sweeps have a point
+        largest = min(LARGEST_EXPONENT, self.cost_scale * unit * inputs.x.shape[1] * farthest**2)
+        for cloud, potential, weight in ((self.sweeps.x, f, inputs.a), (self.sweeps.y, g, inputs.b)):
+            exponents = potential.double() * unit
+            cloud.potential[: cloud.n] = torch.where(weight > 0, exponents, exponents.clamp(max=largest))
         self.sweeps.set_epsilon(eps, 1.0)
         self.eps = eps
         self._log2_sums.clear()
