@@ -16,7 +16,7 @@ from .far import Far
 from .survey import Summary, survey
 
 LARGEST_EXPONENT = 1e34  # cost / eps in float32, with room for the sums and products that form it
-FAR = 1e3  # spans: a point without weight is moved no further than this from the others
+FAR = 1.0  # spans: sweeps have points without weight no farther out, where fp16 pairs, and float32 sums, hold them
 LARGEST_IN_UNITS = 2.0**9  # of `Inputs.unit`: the span of both clouds, rounded up to a power of two
 FARTHEST = 2.0**15  # likewise, and what fp16 holds
 MASS_TOLERANCE = 1e-4  # relative: float32 weights that sum to one only in float32 are accepted

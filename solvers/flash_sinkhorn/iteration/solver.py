@@ -92,7 +92,7 @@ def solve(
     of the pairs as that part. The trace has every residual read, each at its own eps.
 
     Points without weight have the soft-min extension F(g)_i of the opposite potential, to what rounding leaves of C,
-    and to the residual where the last half-step was not theirs; those beyond 1,000 spans of all others exactly.
+    and to the residual where the last half-step was not theirs; those beyond a span of all with weight exactly.
 
     Raises ValueError, naming the argument and the fix, for NaN or Inf, negative weights, unequal masses, empty or
     mismatched arrays, eps <= 0 or beyond float32's range for these clouds, or a bad option.

@@ -48,10 +48,9 @@ class SamplesLoss(torch.nn.Module):
     diameter, truncate, cluster_scale and kernel change nothing: they are checked and otherwise ignored. verbose prints
     each result.
 
-    backend "tensorized" and "online" go over all pairs of points, streamed; a weight of zero further away than 1,000
-    times the span of the points with weight has the gradient of a place that far out. "multiscale" is FlashSinkhorn2,
-    over the pairs that matter, for D of 1 to 6: fixed marginals, to a tolerance (1e-4 if None), one problem of a batch
-    after another. What it does not offer raises ValueError. "auto" is multiscale for single clouds of D <= 6 with so
+    backend "tensorized" and "online" go over all pairs of points, streamed. "multiscale" is FlashSinkhorn2, over the
+    pairs that matter, for D of 1 to 6: fixed marginals, to a tolerance (1e-4 if None), one problem of a batch after
+    another. What it does not offer raises ValueError. "auto" is multiscale for single clouds of D <= 6 with so
     many pairs that it pays (N M from 2^24 on the CPU, 2^34 on a GPU), where at most an eighth of them would be kept,
     which a sample tells, and where it offers what is asked for; else all pairs.
 
