@@ -19,7 +19,7 @@ def on_kernels(inputs, cost_scale, precision):
 
 
 loop.Loop._make_sweeps = lambda self: on_kernels(self.inputs, self.method.cost_scale, self.precision)
-self_transport._sweeps = on_kernels
+self_transport.sweeps_of = on_kernels
 
 
 def run(n, d, eps, precision):
