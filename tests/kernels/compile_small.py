@@ -12,7 +12,8 @@ from triton.compiler import ASTSource
 from solvers.flash_sinkhorn.inputs.triton_survey import COORDINATES, ROWS, survey_kernel
 from solvers.flash_sinkhorn.iteration.mixing import MEMORY
 from solvers.flash_sinkhorn.iteration.triton_mixing import POINTS, mix_kernel, record_kernel
-from solvers.flash_sinkhorn.sweeps.kernels import prepare_kernel, rescale_kernel, settle_kernel
+from solvers.flash_sinkhorn.sweeps.cloud_kernels import prepare_kernel, rescale_kernel
+from solvers.flash_sinkhorn.sweeps.sweep_kernels import settle_kernel
 
 INTEGERS = {"n", "m", "n_padded", "n_splits", "blocks_x", "stride_point", "stride_stored"}
 INTEGERS |= {"x_stride", "y_stride", "x_stride_problem", "y_stride_problem"}

@@ -13,7 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from solvers.flash_sinkhorn.sweeps.kernels import sweep_kernel
+from solvers.flash_sinkhorn.sweeps.sweep_kernels import sweep_kernel
 from solvers.flash_sinkhorn.sweeps.tiles import (
     LARGEST_DIRECT_DIMENSION,
     Precision,

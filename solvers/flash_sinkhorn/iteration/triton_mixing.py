@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..sweeps.kernels import MOVE, OFFSET, RESIDUAL, _scaled, _store_biases
+from ..sweeps.cloud_kernels import MOVE, OFFSET, RESIDUAL, scaled, store_biases
 from ..sweeps.launching import Launch
 from ..sweeps.triton_sweeps import StoredCloud, TritonSweeps
 from .acceleration import (
@@ -107,7 +107,7 @@ def record_kernel(
 ):  # fmt: skip
     """`History.record`: partial sums of the first blocks_x programs over x, of the rest over y, reduced in a fixed
     order by the last to arrive, which also decides the next step. n, m: points with padding; last_images [2, m].
-    BATCHED: as of `kernels.py`."""
+    BATCHED: as of `sweep_kernels.py`."""
     program, n_programs = tl.program_id(0), tl.num_programs(0)
     if BATCHED:
         problem = tl.program_id(2).to(tl.int64)
@@ -270,7 +270,7 @@ def mix_kernel(
     """potential = source image - sum_k c_k images_k where there is weight, and the biases that follow.
 
     Its largest distance from the newest image is added to move and offset in statistics. largest: float64, one number
-    a program. BATCHED: as of `kernels.py`.
+    a program. BATCHED: as of `sweep_kernels.py`.
     """
     program, n_programs = tl.program_id(0), tl.num_programs(0)
     if BATCHED:
@@ -299,10 +299,10 @@ def mix_kernel(
         difference = tl.load(images + k * m + point, inside, other=0.0)
         change += tl.where(coefficient != 0.0, coefficient * difference, 0.0)  # an unused slot may hold anything
     moved = source - tl.where(b_weight > 0.0, change, 0.0)
-    bias = moved - _scaled(tl.load(half_square + point, inside, other=0.0), scale, scale_rest)
+    bias = moved - scaled(tl.load(half_square + point, inside, other=0.0), scale, scale_rest)
     log2_b = tl.load(log2_weight + point, inside, other=0.0)
     tl.store(potential + point, moved, inside)
-    _store_biases(coarse_bias, row_bias, col_bias, point, bias, log2_b, scale, scale_rest, step, inside)
+    store_biases(coarse_bias, row_bias, col_bias, point, bias, log2_b, scale, scale_rest, step, inside)
     tl.store(largest + program, tl.max(tl.abs(moved - newest), 0))
     tl.debug_barrier()
     if tl.atomic_add(arrivals, 1, sem="acq_rel") == n_programs - 1:

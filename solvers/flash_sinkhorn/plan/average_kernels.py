@@ -1,8 +1,8 @@
 """Triton kernels: means of values over the rows of a plan, and the moments that its derivative needs.
 
-Exponents t_ij are those of kernels.py. A program accumulates p_ij = 2^(t_ij - anchor_i) and p_ij times values over its
-columns; ratios of the two are means whatever the anchor. Rows whose sums are known have them in their bias, so that
-p_ij <= 1 and the anchor is zero; otherwise the anchor follows the running maximum.
+Exponents t_ij are those of sweep_kernels.py. A program accumulates p_ij = 2^(t_ij - anchor_i) and p_ij times values
+over its columns; ratios of the two are means whatever the anchor. Rows whose sums are known have them in their bias, so
+that p_ij <= 1 and the anchor is zero; otherwise the anchor follows the running maximum.
 
 Values meet p either in float32 products and sums, for a few columns, or on tensor cores: then p, times 2^HEADROOM, and
 the values are fp16 pairs hi + lo (22 bits) or their hi parts alone. p <= 1 is what makes fp16's range enough: terms
@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..sweeps.kernels import _load_points, _row_block, _score_tile
+from ..sweeps.scores import load_points, row_block, score_tile
 
 HEADROOM = tl.constexpr(12.0)
 LARGEST_ROUNDING = tl.constexpr(3.0)  # of an exponent: 2^(HEADROOM + 3) is still in fp16's range
@@ -66,10 +66,10 @@ def _add_column(acc, q, values_hi, stride_column, first_column, col_index, k: tl
 def _add_block(acc, q, values_hi, values_lo, stride_value, stride_column, first_column, col_index, K: tl.constexpr,
                BK: tl.constexpr, SPLIT: tl.constexpr):  # fmt: skip
     """acc [BM, BK] + q values, on tensor cores; lo.lo is below float32's resolution."""
-    v_hi = _load_points(values_hi, col_index, stride_value, stride_column, first_column, K, BK)
+    v_hi = load_points(values_hi, col_index, stride_value, stride_column, first_column, K, BK)
     q_hi = q.to(tl.float16)
     if SPLIT:
-        v_lo = _load_points(values_lo, col_index, stride_value, stride_column, first_column, K, BK)
+        v_lo = load_points(values_lo, col_index, stride_value, stride_column, first_column, K, BK)
         q_lo = (q - q_hi.to(tl.float32)).to(tl.float16)
         acc = tl.dot(q_lo, v_hi, acc)
         acc = tl.dot(q_hi, v_lo, acc)
@@ -141,7 +141,7 @@ def mean_kernel(
     first_tile = split * tiles_per_split
     last_tile = tl.minimum(first_tile + tiles_per_split, n_tiles)
     b_row = tl.load(row_bias + row_index) + HEADROOM  # [BM]
-    q_hi, q_lo = _row_block(rows_hi, rows_lo, row_index, stride_row, stride_row_d, D, BD, DIRECT, ROWS_SPLIT)
+    q_hi, q_lo = row_block(rows_hi, rows_lo, row_index, stride_row, stride_row_d, D, BD, DIRECT, ROWS_SPLIT)
     OUTER_STAGES: tl.constexpr = STAGES if D <= BD else 1
     WIDTH: tl.constexpr = BN if DIRECT else 1  # direct tiles spread a row over many lanes: reduce once, at the end
     COLUMN_WIDTH: tl.constexpr = BN if DIRECT and not DOT else 1
@@ -155,7 +155,7 @@ def mean_kernel(
         maximum = tl.full([BM], float("-inf"), tl.float32)
         for tile in tl.range(first_tile, last_tile, num_stages=OUTER_STAGES):
             col_index = tile * BN + tl.arange(0, BN)
-            score = _score_tile(
+            score = score_tile(
                 rows_hi, rows_lo, cols_hi, cols_lo, stride_row, stride_row_d, stride_col, stride_col_d,
                 row_index, col_index, q_hi, q_lo, D, BM, BN, BD, DIRECT, ROWS_SPLIT, COLS_SPLIT, STAGES,
             )  # fmt: skip
@@ -179,7 +179,7 @@ def mean_kernel(
     else:
         for tile in tl.range(first_tile, last_tile, num_stages=OUTER_STAGES):
             col_index = tile * BN + tl.arange(0, BN)
-            score = _score_tile(
+            score = score_tile(
                 rows_hi, rows_lo, cols_hi, cols_lo, stride_row, stride_row_d, stride_col, stride_col_d,
                 row_index, col_index, q_hi, q_lo, D, BM, BN, BD, DIRECT, ROWS_SPLIT, COLS_SPLIT, STAGES,
             )  # fmt: skip

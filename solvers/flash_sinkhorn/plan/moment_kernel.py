@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..sweeps.kernels import _row_block, _score_tile
+from ..sweeps.scores import row_block, score_tile
 from .average_kernels import HEADROOM, LARGEST_ROUNDING, _add_values, _store_moments
 
 
@@ -57,8 +57,8 @@ def moment_kernel(
     b_row = tl.load(row_bias + row_index) + HEADROOM  # [BM]
     b_alpha = tl.load(alpha + row_index)
     b_factor = tl.load(factor)
-    q_hi, q_lo = _row_block(rows_hi, rows_lo, row_index, stride_row, stride_row_d, D, BD, DIRECT, ROWS_SPLIT)
-    u_hi, u_lo = _row_block(
+    q_hi, q_lo = row_block(rows_hi, rows_lo, row_index, stride_row, stride_row_d, D, BD, DIRECT, ROWS_SPLIT)
+    u_hi, u_lo = row_block(
         v_hi, v_lo, row_index, stride_row, stride_row_d, D, BD, DIRECT or not ROWS_MOVE, VALUES_SPLIT
     )
     OUTER_STAGES: tl.constexpr = STAGES if D <= BD else 1
@@ -71,7 +71,7 @@ def moment_kernel(
     acc_3 = tl.zeros([BM, WIDTH], tl.float32)
     for tile in tl.range(first_tile, last_tile, num_stages=OUTER_STAGES):
         col_index = tile * BN + tl.arange(0, BN)
-        score = _score_tile(
+        score = score_tile(
             rows_hi, rows_lo, cols_hi, cols_lo, stride_row, stride_row_d, stride_col, stride_col_d,
             row_index, col_index, q_hi, q_lo, D, BM, BN, BD, DIRECT, ROWS_SPLIT, COLS_SPLIT, STAGES,
         )  # fmt: skip
@@ -85,12 +85,12 @@ def moment_kernel(
             )  # fmt: skip
         else:
             if ROWS_MOVE:
-                q += b_factor * _score_tile(
+                q += b_factor * score_tile(
                     v_hi, v_lo, cols_hi, cols_lo, stride_row, stride_row_d, stride_col, stride_col_d,
                     row_index, col_index, u_hi, u_lo, D, BM, BN, BD, DIRECT, VALUES_SPLIT, COLS_SPLIT, STAGES,
                 )  # fmt: skip
             if COLS_MOVE:
-                q += b_factor * _score_tile(
+                q += b_factor * score_tile(
                     rows_hi, rows_lo, w_hi, w_lo, stride_row, stride_row_d, stride_col, stride_col_d,
                     row_index, col_index, q_hi, q_lo, D, BM, BN, BD, DIRECT, ROWS_SPLIT, VALUES_SPLIT, STAGES,
                 )  # fmt: skip

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..inputs.checks import Inputs
-from ..sweeps.kernels import ULPS
 from ..sweeps.launching import launch
+from ..sweeps.sweep_kernels import ULPS
 from ..sweeps.tiles import Precision, column_splits
 from ..sweeps.triton_sweeps import StoredCloud, TritonSweeps, _multiprocessors, _shared_bytes
 from .average_kernels import combine_kernel, mean_kernel, store_values_kernel

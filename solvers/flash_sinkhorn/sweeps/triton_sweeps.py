@@ -1,4 +1,5 @@
-"""Sweeps on a GPU: memory layout of a cloud and launches of the kernels in kernels.py."""
+"""Sweeps on a GPU: memory layout of a cloud and launches of the kernels in cloud_kernels.py and
+sweep_kernels.py."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ import torch
 import triton
 
 from ..inputs.checks import Inputs
-from .kernels import RESIDUAL, prepare_kernel, rescale_kernel, settle_kernel, sweep_kernel
+from .cloud_kernels import RESIDUAL, prepare_kernel, rescale_kernel
 from .launching import Launch, launch
+from .sweep_kernels import settle_kernel, sweep_kernel
 from .sweeps import Cloud, Sweeps
 from .tiles import (
     HOPPER_SHARED_BYTES,
@@ -39,7 +41,7 @@ class StoredCloud(Cloud):
 
     weight, log2_weight, half_square, potential, used: float64 [n_padded]; half_square is that of the stored operands,
     so that a rounded problem is solved consistently. Biases: float32 [n_padded]; coarse_bias, in units of the scores,
-    as rows and as columns, and what remains in exponents, row_bias and col_bias (kernels.py).
+    as rows and as columns, and what remains in exponents, row_bias and col_bias (cloud_kernels.py).
     statistics: float64 [3], what settling leaves behind; block_statistics [3, blocks].
     Padding repeats the last point with weight zero. Of a batch all have B as their first axis.
     """
