@@ -45,11 +45,12 @@ def half_steps(n, m, d, precision, damping):
     ]
     worst, rejected = 0.0, False
     for k in range(ABSURD + 2):
-        for sweeps, mixer in (together, *alone):
+        plain = np.array([k == ABSURD + 1, False])
+        for (sweeps, mixer), unmixed in zip((together, *alone), (plain, *plain), strict=True):
             sweeps.half_step(sweeps.x, sweeps.y)
             sweeps.half_step(sweeps.y, sweeps.x)
             mixer.record()
-            mixer.extrapolate()
+            mixer.extrapolate(plain=unmixed)
         for row, (sweeps, mixer) in enumerate(alone):
             for name in ("potential", "used", "row_bias", "col_bias", "statistics", "hi", "lo"):
                 for mine, theirs in ((together[0].x, sweeps.x), (together[0].y, sweeps.y)):

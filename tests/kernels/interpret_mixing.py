@@ -30,7 +30,8 @@ def run(n, m, damping):
     theirs, ours = (kind(sweeps, mass=inputs.mass_y) for kind in (TorchAnderson, TritonAnderson))
     worst = dict.fromkeys(("numbers", "potential", "row_bias", "col_bias", "statistics", "state"), 0.0)
     rejected = []
-    for k in range(ABSURD + MEMORY + 2):
+    last = ABSURD + MEMORY + 1
+    for k in range(last + 1):
         sweeps.half_step(sweeps.x, sweeps.y)
         sweeps.half_step(sweeps.y, sweeps.x)
         for mixer in (ours, theirs):
@@ -42,7 +43,7 @@ def run(n, m, damping):
         for mixer in (ours, theirs):
             sweeps.take_potential(sweeps.y, before[0])
             sweeps.y.statistics.copy_(before[1])
-            mixer.extrapolate()
+            mixer.extrapolate(plain=k == last)
             mass = sweeps.y.weight > 0
             found.append([sweeps.y.potential[mass].clone(), sweeps.y.row_bias[mass].clone(),
                           sweeps.y.col_bias[mass].clone(), sweeps.y.statistics.clone()])  # fmt: skip

@@ -238,11 +238,12 @@ def test_mixing_of_a_batch_is_that_of_each_problem(damping):
     others = [TorchAnderson(sweeps, mass=sweeps.y.weight.sum().item()) for sweeps in alone]
     rejected, spoilt = [], 3
     for k in range(MEMORY + 6):
-        for sweeps, mixing in zip((together, *alone), (mixer, *others), strict=True):
+        plain = np.array([False, False, k == MEMORY + 5])
+        for sweeps, mixing, unmixed in zip((together, *alone), (mixer, *others), (plain, *plain), strict=True):
             sweeps.half_step(sweeps.x, sweeps.y)
             sweeps.half_step(sweeps.y, sweeps.x)
             mixing.record()
-            mixing.extrapolate()
+            mixing.extrapolate(plain=unmixed)
         for row, (sweeps, other) in enumerate(zip(alone, others, strict=True)):
             assert mixer.count[row] == other.count and mixer.extrapolated[row] == other.extrapolated
             assert mixer.regularisation[row] == pytest.approx(other.regularisation)

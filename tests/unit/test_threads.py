@@ -50,6 +50,25 @@ def test_the_users_threads_keep_their_number(threads):
     assert torch.get_num_threads() == threads and of_new_thread == [threads]
 
 
+def test_solves_go_on_when_the_main_thread_has_ended_and_in_hooks_at_exit():
+    script = """
+import atexit, threading, time, torch
+from solvers.flash_sinkhorn import solve
+torch.set_num_threads(2)
+x, y = torch.rand(2500, 3), torch.rand(2500, 3)
+def solved():
+    return solve(x, y, eps=0.05, n_iterations=4).f
+first = solved()
+def outlive():
+    while threading.main_thread().is_alive():
+        time.sleep(0.01)
+    print(torch.equal(solved(), first), flush=True)
+threading.Thread(target=outlive).start()
+atexit.register(lambda: print(torch.equal(solved(), first), flush=True))
+"""
+    assert subprocess.check_output([sys.executable, "-c", script], text=True).split() == ["True", "True"]
+
+
 def test_the_number_comes_back_from_undivided_whatever_ends_it():
     with pytest.raises(ZeroDivisionError), undivided(CPU), undivided(CPU):
         of_new_thread: list[int] = []

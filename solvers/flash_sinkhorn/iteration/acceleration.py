@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 
+import numpy as np
 import torch
 
 from ..sweeps.sweeps import Sweeps
@@ -23,7 +24,7 @@ class Anderson(ABC):
     G(F(g)) by the affine combination of the last images whose residual G(F(g)) - g is least in the norm weighted by b.
     An extrapolated g whose dual value turns out lower than the best is rejected: g returns to the last plain image and
     the memory is cleared. F(g) is exact for g, so that the dual value of (F(g), g) is the semi-dual's own, and plain
-    steps never lower it.
+    steps never lower it. The last iteration of all, which no other judges, starts from a plain image.
 
     numbers: of the last pair, as of `History.record`; float64, on the device. mass: of b. Of a batch numbers are
     [B, ...], mass is [B], and memory names the tensors [B, ...] that are kept between iterations.
@@ -47,8 +48,8 @@ class Anderson(ABC):
         """Take in the last pair of half-steps."""
 
     @abstractmethod
-    def extrapolate(self) -> None:
-        """Set the next g."""
+    def extrapolate(self, *, plain: bool | np.ndarray = False) -> None:
+        """Set the next g; plain, [B] of a batch: to an image, not to a combination of several."""
 
     def residuals(self) -> torch.Tensor:
         """Of the recorded pair, over the mass: a scalar, [B] of a batch."""
@@ -99,7 +100,7 @@ class TorchAnderson(Anderson):
         self.count += 1
         self.numbers = self.history.record(slot)
 
-    def extrapolate(self) -> None:
+    def extrapolate(self, *, plain: bool | np.ndarray = False) -> None:
         residual, dual, sum_step, sum_newest, *products = (self.numbers / self.mass).tolist()
         if self.extrapolated and self._is_worse(dual, residual):
             self.sweeps.take_potential(self.sweeps.y, self.history.previous_image)
@@ -115,7 +116,7 @@ class TorchAnderson(Anderson):
             self.sums[(self.count - 1) % MEMORY] = sum_newest
             with_newest = [product - sum_newest * other for product, other in zip(with_newest, self.sums, strict=True)]
             with_step = [product - sum_step * other for product, other in zip(with_step, self.sums, strict=True)]
-        coefficients = self._coefficients(with_newest, with_step)
+        coefficients = None if plain else self._coefficients(with_newest, with_step)
         self.extrapolated = coefficients is not None
         if coefficients is not None:
             self.history.mix(coefficients)

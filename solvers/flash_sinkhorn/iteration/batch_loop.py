@@ -73,8 +73,8 @@ class Together(ABC):
         """Of the part's problems, over their mass."""
 
     @abstractmethod
-    def _go_on(self, part: Part) -> None:
-        """The rest of the iteration."""
+    def _go_on(self, part: Part, last: np.ndarray) -> None:
+        """The rest of the iteration; last: whether the next one is, of the part's problems."""
 
     @abstractmethod
     def _progress(self, roundings: Callable[[], Any]) -> Any:
@@ -137,10 +137,10 @@ class Together(ABC):
         kept = [tensor.clone() for tensor in self.kept]
         progress = self._progress(lambda: self._spread(part, self._roundings(part)))
         look_every, looks, done = looks_every(self.sweeps), [], 0
+        last = self._last(may - 1, limits) & running
         while running.any():
             self._update(part)
             done += 1
-            last = running & ((self.n_iterations + done >= may) | limits.out_of_time)
             if last.any() or done <= FIRST_LOOKS or done % look_every == 0:
                 residual = np.where(running, self._spread(part, self._residuals(part)), np.nan)
                 looks.append(residual)
@@ -156,11 +156,16 @@ class Together(ABC):
                 running = running & ~ended
                 if not running.any():
                     break
-            self._go_on(part)
+            last = self._last(may - done - 1, limits) & running
+            self._go_on(part, last[part.problems])
             part = self._narrowed(part, running)
         for own, final in zip(self.kept, kept, strict=True):
             own.copy_(final)
         return np.flatnonzero(left)
+
+    def _last(self, most: np.ndarray, limits: Limits) -> np.ndarray:
+        """Which problems have had so many iterations, or no more time."""
+        return (self.n_iterations >= most) | limits.out_of_time
 
     def _keep(self, kept: list[torch.Tensor], part: Part, ended: np.ndarray) -> None:
         rows = np.flatnonzero(ended[part.problems])
@@ -237,9 +242,9 @@ class BatchLoop(Together):
         assert part.mixer is not None
         return part.mixer.residuals()
 
-    def _go_on(self, part: Part) -> None:
+    def _go_on(self, part: Part, last: np.ndarray) -> None:
         assert part.mixer is not None
-        part.mixer.extrapolate()
+        part.mixer.extrapolate(plain=last)
 
     def _progress(self, roundings: Callable[[], Any]) -> Progress:
         return Progress(roundings)

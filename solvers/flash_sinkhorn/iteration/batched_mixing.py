@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
 from ..sweeps.sweeps import Sweeps
@@ -69,7 +70,7 @@ class BatchedAnderson(Anderson):
         """[B]: of the next difference."""
         return self.count.clamp_min(0) % MEMORY
 
-    def extrapolate(self) -> None:
+    def extrapolate(self, *, plain: bool | np.ndarray = False) -> None:
         head, with_newest, with_step = (self.numbers / self.mass[:, None]).split([4, MEMORY, MEMORY], 1)
         residual, dual, sum_step, sum_newest = head.unbind(1)
         rejected = self.extrapolated & self._is_worse(dual, residual)
@@ -85,8 +86,10 @@ class BatchedAnderson(Anderson):
             with_step = with_step - sum_step[:, None] * self.sums
         self.gram[self._problem, newest] = self.gram[self._problem, :, newest] = with_newest
         coefficients = self._coefficients(with_step)
-        self.extrapolated = (coefficients != 0).any(1) & ~rejected
-        coefficients = torch.where(rejected[:, None], 0.0, coefficients)[:, :, None]
+        unmixed = rejected | torch.as_tensor(plain, device=rejected.device)
+        coefficients = torch.where(unmixed[:, None], 0.0, coefficients)
+        self.extrapolated = (coefficients != 0).any(1)
+        coefficients = coefficients[:, :, None]
         change = torch.where(coefficients != 0, coefficients * self.images, 0.0).sum(1)  # unused slots hold anything
         y = self.sweeps.y
         source = torch.where(rejected[:, None], self.previous_image, self.last_image)

@@ -135,7 +135,7 @@ class SelfLoop(Together):
         cloud = part.sweeps.x
         return cloud.residual[:, 0] / cloud.weight.sum(-1)
 
-    def _go_on(self, part: Part) -> None:
+    def _go_on(self, part: Part, last: np.ndarray) -> None:
         pass
 
     def _progress(self, roundings: Callable[[], Any]) -> Least:

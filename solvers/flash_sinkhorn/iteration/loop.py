@@ -168,12 +168,12 @@ class Loop:
         Of alternating updates the rows' half-step met the rows' marginal exactly, and the columns' measures the rest.
         """
         mixer, progress, start = self._started_mixer(), Progress(self._rounding), self.n_iterations
+        last = self._is_last(limits)
         while True:
             self.iterate()
             if mixer:
                 mixer.record()
             done = self.n_iterations - start
-            last = self.n_iterations >= limits.max_iterations or limits.out_of_time
             if last or done <= FIRST_LOOKS or done % self.look_every == 0:
                 residual = mixer.residuals().item() if mixer else self._measured_residual()
                 self._record(residual)
@@ -185,8 +185,13 @@ class Loop:
                     yield residual
                     return
                 yield residual
+            last = self._is_last(limits)
             if mixer:
-                mixer.extrapolate()
+                mixer.extrapolate(plain=last)
+
+    def _is_last(self, limits: Limits) -> bool:
+        """Whether the next iteration is."""
+        return bool(self.n_iterations + 1 >= limits.max_iterations) or limits.out_of_time
 
     def _rounding(self) -> float:
         """Of the sweeps; without limit where exact ones can take over, so that there a plateau is reason enough."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -82,7 +83,11 @@ class TritonAnderson(Anderson):
     def record(self) -> None:
         self._record(_eps_over_rho(self.sweeps.x), _eps_over_rho(self.sweeps.y))
 
-    def extrapolate(self) -> None:
+    def extrapolate(self, *, plain: bool | np.ndarray = False) -> None:
+        if np.any(plain):
+            unmixed = torch.as_tensor(plain, device=self.state.device)
+            self.state[..., EXTRAPOLATED.value].masked_fill_(unmixed, 0.0)
+            self.state[..., COEFFICIENTS.value : GRAM.value].masked_fill_(unmixed[..., None], 0.0)
         self._mix(*self.sweeps.scales)
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from threading import Thread, local
 from typing import TypeVar
@@ -46,9 +46,10 @@ def each_block(work: Callable[[Block], Result], blocks: Iterable[Block]) -> list
         finally:
             deque(left, maxlen=0)
 
-    helpers = [_pool(threads).submit(take_blocks) for _ in range(min(threads, len(blocks)) - bool(inside))]
+    wanted = min(threads, len(blocks)) - bool(inside)
+    helpers = _submitted(_pool(threads), take_blocks, wanted)
     try:
-        if inside:
+        if inside or len(helpers) < wanted:
             take_blocks()
         for helper in helpers:
             helper.result()
@@ -74,6 +75,15 @@ def undivided(device: torch.device) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+def _submitted(pool: ThreadPoolExecutor, work: Callable[[], None], times: int) -> list[Future[None]]:
+    """None once the main thread has ended, and with it the pool: Python lets other threads run on, but begin none."""
+    futures: list[Future[None]] = []
+    with suppress(RuntimeError):
+        for _ in range(times):
+            futures.append(pool.submit(work))
+    return futures
+
+
 @lru_cache(maxsize=1)
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(threads, MOST_THREADS), initializer=_divide_no_operation, initargs=(threads,))
@@ -83,7 +93,10 @@ def _divide_no_operation(default: int) -> None:
     torch.get_num_threads()  # a thread takes the default when it is first asked, and after that keeps what it is set to
     torch.set_num_threads(1)  # of this thread, and the default from now on: a second thread puts that back
     restoring = Thread(target=torch.set_num_threads, args=(default,))
-    restoring.start()
+    try:
+        restoring.start()
+    except RuntimeError:  # the program ends: there will be no threads that want the default
+        return
     restoring.join()
 
 
