@@ -13,8 +13,8 @@ from ..correct.newton import LARGEST
 from ..geometry import TiledCloud
 from ..sweep import Pass
 
-# A half-step: the first lets mass move too little where it parts within a tile. On a GPU one takes a quarter of the
-# time of all, more than the passes that a second one saves in most problems.
+# A half-step: the first lets mass move too little where it parts within a tile. On a GPU, where a balance costs more
+# beside a pass, a second one has not been measured.
 BALANCES = {"cpu": 2, "cuda": 1}
 
 
