@@ -3,77 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from threading import local
 
 import torch
 
-from ..inputs.checks import Inputs
-from .sweeps import Cloud, Sweeps
+from .blocked_sweeps import LARGEST_LOG2_SUM, Blocked, BlockedCloud
 from .threads import each_block
-from .tiles import LARGEST_DIRECT_DIMENSION, LOG2_E
+from .tiles import LOG2_E
 
 BLOCK_ROWS, BLOCK_COLS = 128, 2048
 BLOCK_PAIRS = BLOCK_ROWS * BLOCK_COLS  # of all problems of a block: few enough to stay in the cache
-LARGEST_LOG2_SUM = 60.0
 
 
-@dataclass(eq=False)
-class BatchedCloud(Cloud):
-    """points [B, n, d] (direct differences: [B, d, n]) and biases [B, n] in the working precision; the rest float64."""
+class BlockedBatch(Blocked):
+    """A batch of problems."""
 
-    points: torch.Tensor
-    row_bias: torch.Tensor
-    col_bias: torch.Tensor
-    log2_weight: torch.Tensor
-    guarded: bool = True  # nothing is known of the next sums
-
-
-class BlockedBatch(Sweeps[BatchedCloud]):
-    """B problems on the CPU, as `BlockedSweeps` has one; C = cost_scale |x - y|^2."""
-
-    rounded = improvable = False
-
-    def __init__(self, inputs: Inputs, *, cost_scale: float):
-        self.cost_scale = cost_scale
-        self.direct = inputs.x.shape[-1] <= LARGEST_DIRECT_DIMENSION
-        self.scale, self.exponent_dtype = 0.0, inputs.x.dtype
-        self._of_thread = local()
-        centre = inputs.direct_centre if self.direct else inputs.centre
-        self.x = self._store(inputs.x, inputs.a, centre)
-        self.y = self._store(inputs.y, inputs.b, centre)
-
-    def _store(self, points: torch.Tensor, weight: torch.Tensor, centre: torch.Tensor) -> BatchedCloud:
-        count, n, _ = points.shape
-        centred = (points.double() - centre[:, None]).to(points.dtype)
-        square = torch.zeros_like(weight) if self.direct else centred.double().square().sum(-1) / 2
-        return BatchedCloud(
-            n=n,
-            potential=torch.zeros_like(weight),
-            used=torch.zeros_like(weight),
-            residual=weight.new_zeros(count, 1),
-            points=centred.mT.contiguous() if self.direct else centred,
-            half_square=square,
-            weight=weight,
-            log2_weight=torch.log2(weight),
-            row_bias=points.new_zeros(count, n),
-            col_bias=points.new_zeros(count, n),
-        )
-
-    def set_epsilon(self, eps: float, ratio: float) -> None:
-        s = self.cost_scale * LOG2_E / eps
-        self.scale = -s if self.direct else 2.0 * s
-        for cloud in (self.x, self.y):
-            cloud.potential *= ratio
-            cloud.guarded = True
-            self._derive_biases(cloud)
-
-    def _derive_biases(self, cloud: BatchedCloud) -> None:
-        bias = self.bias(cloud)
-        cloud.row_bias.copy_(bias)
-        cloud.col_bias.copy_(bias + cloud.log2_weight)
-
-    def sweep(self, rows: BatchedCloud, cols: BatchedCloud) -> torch.Tensor:
+    def sweep(self, rows: BlockedCloud, cols: BlockedCloud) -> torch.Tensor:
         """[B, 1, n] float64."""
         count = len(rows.weight)
         at_once = max(1, BLOCK_PAIRS // (min(BLOCK_ROWS, rows.n) * min(BLOCK_COLS, cols.n)))
@@ -88,7 +32,7 @@ class BlockedBatch(Sweeps[BatchedCloud]):
         return torch.cat(each_block(of_problems, blocks))[:, None]
 
     def _log2_sums(
-        self, rows: BatchedCloud, cols: BatchedCloud, problems: slice, *, with_maximum: bool
+        self, rows: BlockedCloud, cols: BlockedCloud, problems: slice, *, with_maximum: bool
     ) -> torch.Tensor:
         """[problems, n]."""
         found = []
@@ -104,8 +48,8 @@ class BlockedBatch(Sweeps[BatchedCloud]):
 
     def _exponents(
         self,
-        rows: BatchedCloud,
-        cols: BatchedCloud,
+        rows: BlockedCloud,
+        cols: BlockedCloud,
         block: tuple[slice, slice],
         opposite: tuple[slice, slice],
     ) -> torch.Tensor:
@@ -132,20 +76,6 @@ class BlockedBatch(Sweeps[BatchedCloud]):
         if not hasattr(self._of_thread, "buffers"):
             self._of_thread.buffers = torch.empty(2, BLOCK_PAIRS, dtype=self.exponent_dtype)
         return self._of_thread.buffers[:, :pairs]
-
-    def settle(self, rows: BatchedCloud, partial: torch.Tensor, *, relaxation: float, damping: float) -> None:
-        log2_sums = partial[:, 0]
-        rows.used.copy_(rows.row_bias.double() + self.scale * rows.half_square)
-        excess = log2_sums + (1.0 - damping) * (rows.used - log2_sums)
-        rows.potential.copy_(rows.used - relaxation * excess)
-        rows.guarded = False
-        self._derive_biases(rows)
-        deviation = torch.expm1(excess / LOG2_E).abs()
-        rows.residual[:, 0] = torch.where(rows.weight > 0, rows.weight * deviation, 0.0).sum(1)
-
-    def take_potential(self, cloud: BatchedCloud, potential: torch.Tensor) -> None:
-        cloud.potential.copy_(potential)
-        self._derive_biases(cloud)
 
 
 def _log2_sum_exp2(exponents: torch.Tensor, *, with_maximum: bool) -> torch.Tensor:

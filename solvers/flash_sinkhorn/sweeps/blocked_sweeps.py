@@ -20,7 +20,8 @@ LARGEST_LOG2_SUM = 60.0
 
 @dataclass(eq=False)
 class BlockedCloud(Cloud):
-    """points [n, d] (direct differences: [d, n]) and biases [n] in the working precision; the rest float64 [n].
+    """points [n, d] (direct differences: [d, n]) and biases [n] in the working precision; the rest float64 [n]; of a
+    batch all [B, ...].
 
     row_bias, col_bias: what a sweep adds to the scores of the cloud as rows and as columns.
     """
@@ -32,8 +33,8 @@ class BlockedCloud(Cloud):
     guarded: bool = True  # nothing is known of the next sums
 
 
-class BlockedSweeps(Sweeps[BlockedCloud]):
-    """One problem on the CPU; C = cost_scale |x - y|^2.
+class Blocked(Sweeps[BlockedCloud]):
+    """One problem on the CPU, or a batch of them, x [B, n, d] and so on; C = cost_scale |x - y|^2.
 
     Never stores more than one block of scores a thread. Low d takes direct differences, high d one product a block.
     """
@@ -42,7 +43,7 @@ class BlockedSweeps(Sweeps[BlockedCloud]):
 
     def __init__(self, inputs: Inputs, *, cost_scale: float):
         self.cost_scale = cost_scale
-        self.direct = inputs.x.shape[1] <= LARGEST_DIRECT_DIMENSION
+        self.direct = inputs.x.shape[-1] <= LARGEST_DIRECT_DIMENSION
         self.scale, self.exponent_dtype = 0.0, inputs.x.dtype
         self._of_thread = local()
         centre = inputs.direct_centre if self.direct else inputs.centre
@@ -53,21 +54,19 @@ class BlockedSweeps(Sweeps[BlockedCloud]):
         self.x, self.y = each_block(store, ((inputs.x, inputs.a), (inputs.y, inputs.b)))
 
     def _store(self, points: torch.Tensor, weight: torch.Tensor, centre: torch.Tensor) -> BlockedCloud:
-        dtype = points.dtype
-        centred = (points.double() - centre).to(dtype)
-        n = points.shape[0]
-        square = torch.zeros_like(weight) if self.direct else centred.double().square().sum(1) / 2
+        centred = (points.double() - centre[..., None, :]).to(points.dtype)
+        square = torch.zeros_like(weight) if self.direct else centred.double().square().sum(-1) / 2
         return BlockedCloud(
-            n=n,
+            n=points.shape[-2],
             potential=torch.zeros_like(weight),
             used=torch.zeros_like(weight),
-            residual=torch.zeros(1, dtype=torch.float64),
-            points=centred.T.contiguous() if self.direct else centred,
+            residual=torch.zeros_like(weight[..., :1]),
+            points=centred.mT.contiguous() if self.direct else centred,
             half_square=square,
             weight=weight,
             log2_weight=torch.log2(weight),
-            row_bias=torch.zeros(n, dtype=dtype),
-            col_bias=torch.zeros(n, dtype=dtype),
+            row_bias=torch.zeros_like(weight, dtype=points.dtype),
+            col_bias=torch.zeros_like(weight, dtype=points.dtype),
         )
 
     def set_epsilon(self, eps: float, ratio: float) -> None:
@@ -82,6 +81,24 @@ class BlockedSweeps(Sweeps[BlockedCloud]):
         bias = self.bias(cloud)
         cloud.row_bias.copy_(bias)
         cloud.col_bias.copy_(bias + cloud.log2_weight)
+
+    def settle(self, rows: BlockedCloud, partial: torch.Tensor, *, relaxation: float, damping: float) -> None:
+        log2_sums = partial[..., 0, :]
+        rows.used.copy_(rows.row_bias.double() + self.scale * rows.half_square)
+        excess = log2_sums + (1.0 - damping) * (rows.used - log2_sums)
+        rows.potential.copy_(rows.used - relaxation * excess)
+        rows.guarded = False
+        self._derive_biases(rows)
+        deviation = (torch.exp2(excess) - 1.0).abs()  # of row sums in float64: expm1 would tell no more
+        rows.residual.copy_(torch.where(rows.weight > 0, rows.weight * deviation, 0.0).sum(-1, keepdim=True))
+
+    def take_potential(self, cloud: BlockedCloud, potential: torch.Tensor) -> None:
+        cloud.potential.copy_(potential)
+        self._derive_biases(cloud)
+
+
+class BlockedSweeps(Blocked):
+    """One problem."""
 
     def sweep(self, rows: BlockedCloud, cols: BlockedCloud) -> torch.Tensor:
         exponents = self.exponents(rows, cols)
@@ -131,19 +148,6 @@ class BlockedSweeps(Sweeps[BlockedCloud]):
     def row_blocks(self, rows: BlockedCloud, cols: BlockedCloud) -> Iterator[slice]:
         """What one thread takes of the rows at a time."""
         return _blocks(rows.n, BLOCK_BYTES // (self.exponent_dtype.itemsize * min(BLOCK_COLS, cols.n)))
-
-    def settle(self, rows: BlockedCloud, partial: torch.Tensor, *, relaxation: float, damping: float) -> None:
-        rows.used.copy_(rows.row_bias.double() + self.scale * rows.half_square)
-        excess = partial[0] + (1.0 - damping) * (rows.used - partial[0])
-        rows.potential.copy_(rows.used - relaxation * excess)
-        rows.guarded = False
-        self._derive_biases(rows)
-        deviation = (torch.exp2(excess) - 1.0).abs()  # of row sums in float64: expm1 would tell no more
-        rows.residual.fill_(torch.where(rows.weight > 0, rows.weight * deviation, 0.0).sum())
-
-    def take_potential(self, cloud: BlockedCloud, potential: torch.Tensor) -> None:
-        cloud.potential.copy_(potential)
-        self._derive_biases(cloud)
 
 
 def _left_factor(rows: BlockedCloud, block: slice, scale: float) -> torch.Tensor:
