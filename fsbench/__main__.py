@@ -156,8 +156,7 @@ def doctor(arguments: Sequence[str]) -> int:
     from fsbench.doctor import examine
 
     options = _parser("doctor").parse_args(arguments)
-    examine(make_console(), options.config_dir)
-    return 0
+    return 0 if examine(make_console(), options.config_dir) else 130
 
 
 def collect(arguments: Sequence[str]) -> int:

@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -63,6 +64,7 @@ class WorkerProcess:
         finally:
             os.close(child_in)
             os.close(child_out)
+        self._ending = threading.Lock()
         self._gone = False
 
     @property
@@ -104,9 +106,10 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """SIGKILL the whole session, and children that left it. Safe to call twice."""
-        if self._gone:
-            return
-        self._gone = True
+        with self._ending:  # until then nobody waits for the process: its id cannot be anybody else's
+            if self._gone:
+                return
+            self._gone = True
         children: list[psutil.Process] = []
         with contextlib.suppress(psutil.Error):
             children = psutil.Process(self.pid).children(recursive=True)
@@ -121,6 +124,12 @@ class WorkerProcess:
             if descriptor >= 0:
                 os.close(descriptor)
         self._requests = self._replies = -1
+
+    def abort(self) -> None:
+        """SIGKILL the session, from any thread: the one that waits for its answer sees it dead, and clears up."""
+        with self._ending:
+            if not self._gone:
+                os.killpg(self.pid, signal.SIGKILL)
 
     def let_go(self) -> None:
         """Close the pipe of requests: an idle worker ends by itself."""

@@ -14,6 +14,7 @@ import itertools
 import os
 import secrets
 import signal
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -111,17 +112,18 @@ class Runner:
         self._workers: dict[str, WorkerProcess] = {}
         self._env_id = ""
         self._commit: dict[str, Any] = {}
+        self._interrupted = False
         self._history: History
 
     def run(self) -> Outcome:
-        """Measure every cell that is not done. Ctrl-C and SIGTERM end it cleanly, workers killed.
+        """Measure every cell that is not done. Ctrl-C and SIGTERM end it cleanly, workers killed; so does `interrupt`.
 
         Raises ConfigError if another run holds the folder, or if the plan needs a GPU and there is none.
         """
         if any(cell.device == "cuda" for cell in self.plan.cells) and not has_gpu():
             raise ConfigError("device=cuda, but NVML sees no GPU here: use device=cpu or device=auto")
         stopped, exit_code = None, 0
-        with _locked(self.plan.out_dir, self._suffix), _sigterm_as_interrupt():
+        with _locked(self.plan.out_dir, self._suffix), sigterm_as_interrupt():
             self._write_surroundings()
             self._keep_unfinished()
             self._history = History(self.folder, self.plan.cells, self._env_id)
@@ -139,6 +141,16 @@ class Runner:
         rows = tuple((cell, self._history.latest(cell)) for cell in self.plan.cells)
         failed = any(record is not None and record["status"] == Status.ERROR for _, record in rows)
         return Outcome(rows, stopped, exit_code or int(failed))
+
+    def interrupt(self) -> None:
+        """From another thread, end `run` as Ctrl-C ends it in the main one: that alone is told of signals."""
+        self._interrupted = True
+        for worker in tuple(self._workers.values()):
+            worker.abort()
+
+    def _heed_interrupt(self) -> None:
+        if self._interrupted:
+            raise KeyboardInterrupt
 
     def _run_all(self) -> None:
         self._began = time.monotonic()
@@ -175,7 +187,9 @@ class Runner:
         def step(run: _Running, op: str, **extra: Any) -> bool:
             """Whether the cell goes on; if not, it is recorded."""
             self.progress.measuring(run.cell)
+            self._heed_interrupt()
             ended = run.ask(op, **extra)
+            self._heed_interrupt()
             if ended is None:
                 return True
             if ended["status"] in _GOOD:
@@ -359,7 +373,11 @@ def _locked(folder: Path, suffix: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
+def sigterm_as_interrupt() -> Iterator[None]:
+    """While the block runs, SIGTERM ends it as Ctrl-C does. In the main thread; others are told of neither."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

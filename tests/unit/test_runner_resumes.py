@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fakes import Heard, fake_cell, fake_plan, is_gone, run, run_elsewhere, statuses, wait_until, written
@@ -144,6 +145,26 @@ def test_interrupt_stops_cleanly_and_the_next_run_continues(out, tmp_path, numbe
     assert "Traceback" not in output
     assert is_gone(worker_pid)
     assert [record["solver"] for record in written(out)] == ["a"]
+
+
+def test_a_run_in_a_thread_is_interrupted_from_outside(out, tmp_path):
+    trace = tmp_path / "trace"
+    cells = [fake_cell("a", 10), fake_cell("b", 20, do="sleep", trace=str(trace)), fake_cell("c", 30)]
+    inner = runner.Runner(fake_plan(out, *cells), Heard())
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(inner.run)
+        wait_until(trace.exists)
+        inner.interrupt()
+        outcome = future.result(timeout=20)
+    assert (statuses(outcome), outcome.stopped, outcome.exit_code) == (["ok", "not run", "not run"], "interrupted", 130)
+    assert is_gone(int(trace.read_text().split()[0]))
+    assert [record["solver"] for record in written(out)] == ["a"]
+
+
+def test_an_interrupt_before_the_first_cell_leaves_none_run(out):
+    inner = runner.Runner(fake_plan(out, fake_cell("a")), Heard())
+    inner.interrupt()
+    assert statuses(inner.run()) == ["not run"]
 
 
 @pytest.mark.parametrize("ending", ["interrupt", "fail_fast"])
