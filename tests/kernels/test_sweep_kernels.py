@@ -50,6 +50,19 @@ def test_half_steps_agree_with_float64_under_the_interpreter():
         assert errors["whole"], (case, errors)
 
 
+@pytest.mark.skipif(
+    np.lib.NumpyVersion(np.__version__) >= "2.4.0", reason="triton's interpreter breaks on numpy 2.4 and later"
+)
+def test_powers_by_polynomial_are_as_exact_as_float32():
+    (found,) = run_script("interpret_exponentials.py", interpret=True)
+    ulp = 2.0**-23
+    assert found["power"] < 1.5 * ulp and found["whole_exact"]  # the fit's 0.7 and roundings of its last steps
+    assert found["low"] == [
+        2.0**-125
+    ]  # the least it gives, of points without weight too: nothing beside a sum near one
+    assert max(found["sums"].values()) < ulp  # of terms below one
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_sweep_compiles_for_sm_90_without_spills(variant):
     precision, d = variant.split(":")[:2]
@@ -60,3 +73,8 @@ def test_sweep_compiles_for_sm_90_without_spills(variant):
         assert found["local_accesses"] == 0 and found["local_bytes"] == 0, found
         assert (found["hgmma"] > 0) == (packed or int(d) > 4), found
         assert found["ex2"] > 0
+
+
+def test_low_d_takes_an_eighth_of_a_thread_s_64_powers_by_polynomial():
+    low, high = (run_script("compile_sweeps.py", variant, interpret=False)[0] for variant in ("fast:3", "fast:64"))
+    assert high["ex2"] - low["ex2"] == 64 // 8

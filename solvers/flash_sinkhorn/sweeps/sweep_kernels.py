@@ -25,6 +25,7 @@ import triton
 import triton.language as tl
 
 from .cloud_kernels import MOVE, OFFSET, RESIDUAL, scaled, store_biases
+from .exponentials import LANES, LARGEST_SHARED, add_powers
 from .scores import row_block, score_tile
 
 LARGEST_LOG2_SUM = tl.constexpr(60.0)  # sums in [2^-60, 2^60] neither overflow nor lose terms that count
@@ -231,7 +232,7 @@ def sweep_kernel(
             maximum = new_maximum
         log2_sums = maximum + tl.log2(total)
     else:
-        WIDTH: tl.constexpr = BN if DIRECT else 1  # direct tiles spread a row over many lanes: reduce once, at the end
+        WIDTH: tl.constexpr = BN if DIRECT else LANES  # rows are spread over lanes: reduce once, at the end
         sums = tl.zeros([BM, WIDTH], tl.float32)
         for tile in tl.range(first_tile, last_tile, num_stages=OUTER_STAGES):
             col_index = tile * BN + tl.arange(0, BN)
@@ -240,8 +241,7 @@ def sweep_kernel(
                 row_index, col_index, q_hi, q_lo, b_row_coarse, b_row, col_coarse, col_bias, scale,
                 D, BM, BN, BD, DIRECT, ROWS_SPLIT, COLS_SPLIT, STAGES,
             )  # fmt: skip
-            p = tl.exp2(t)
-            sums += p if DIRECT else tl.sum(p, 1, keep_dims=True)
+            sums = sums + tl.exp2(t) if DIRECT else add_powers(sums, t, D <= LARGEST_SHARED)
         log2_sums = tl.log2(tl.sum(sums, 1))
     if ROWS_SPLIT and COLS_SPLIT:
         log2_sums += b_row
