@@ -50,7 +50,8 @@ def tables(df: pd.DataFrame, where: str) -> list[Table]:
     notes = [
         f"n m / {EXPONENTIALS_PER_S:.3g}: one exponential a pair, 16 per clock on each of 132 multiprocessors at"
         " 1.98 GHz (sweeps of low d take an eighth by polynomial, without it). 2 K n m products: dense fp16 dot"
-        " products at the data sheet's rate, one product with 10-bit points, two if mixed, three FP32-grade, K = d and at least 16.",
+        " products at the data sheet's rate, one product with 10-bit points, two if mixed, three"
+        " FP32-grade, K = d and at least 16.",
         f"Low d: exponentials only where FP32-grade differences are direct (d <= {LARGEST_DIRECT_DIMENSION}), K = 16"
         f" and one product where the others pack pairs (d <= {LARGEST_PACKED_DIMENSION}).",
         "Time per pass is that of the whole solve over its passes: set-up and launches are in it, and count at small"

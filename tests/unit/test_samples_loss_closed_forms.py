@@ -82,8 +82,10 @@ def test_r6_n22_points_with_themselves(device):
 
 def test_r7_large_eps_forgets_where_mass_goes(device):
     x, y, a, b = normal(11, 3), normal(9, 3, 1), weights(11), weights(9, 1)
-    expected = (a @ cost_matrix(x, y) @ b).item()
-    assert plain(1e5, tol=1e-6)(*(v.to(device) for v in (a, x, b, y))).item() == pytest.approx(expected, rel=1e-4)
+    expected, eps = (a @ cost_matrix(x, y) @ b).item(), 1e5
+    # the cost is eps times a logarithm of sums near one, which a GPU has in float32: half an ulp of one
+    tolerance = eps * 2.0**-24 if device == "cuda" else 1e-4 * expected
+    assert plain(eps, tol=1e-6)(*(v.to(device) for v in (a, x, b, y))).item() == pytest.approx(expected, abs=tolerance)
 
 
 def test_r8_n06_divergence_is_least_at_equal_width(device):
