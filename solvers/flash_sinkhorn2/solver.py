@@ -16,8 +16,8 @@ from .geometry import TiledCloud, from_tiles, tiled_clouds
 from .geometry.clouds import LARGEST_COST, LARGEST_DIMENSION
 from .iterate import Check, Correction, Options, ScreenedPasses
 from .plan.weightless import Weightless, extended, weightless
+from .rounding import SHARE, of_all_pairs, refined
 
-ROUNDING_SHARE = 0.1  # of the tolerance: beyond, a CPU goes over to float64
 RELAX = "relax the marginals with the dense solver, solvers.flash_sinkhorn (rho)"
 
 
@@ -28,7 +28,7 @@ class Result:
     which pairs left out hold 1e-6 of the sum at most, wherever the point is; g likewise.
 
     residual: max(|P1 - a|_1, |P^T 1 - b|_1) over the mass, of the kept tile pairs; omitted: a bound of what all other
-    pairs add to it, and the rounding of float32 coordinates in wide tiles. converged: whether their sum is at most tol.
+    pairs add to it, and float32 coordinates within tiles. converged: whether their sum is at most tol.
     n_passes: row or column passes over the points' kept pairs at any eps, and those of coarser levels as the part that
     their pairs are of the last mask's. n_iterations: half of the passes over the points. n_rejected: mixed steps taken
     back. kept_pairs: of the last mask, a point of x. n_screens: how often pairs of points were chosen.
@@ -154,6 +154,8 @@ def solved(
         goal = max(tol - rounding, tol / 2)  # where rounding is more than half of it, no iteration can be enough
         found = solve_levels(of_x, of_y, eps=eps, cost_scale=cost_scale, tol=goal, options=options)
     outcome, passes = found.outcome, found.passes
+    rounding = refined(rounding, passes, outcome.u, outcome.v, tol=tol)
+    converged = outcome.converged and outcome.residual + outcome.omitted + rounding <= tol
     apart = (
         weightless(x, inputs.a, of_y, inputs.y, outcome.v, passes.k),
         weightless(y, inputs.b, of_x, inputs.x, outcome.u, passes.k),
@@ -168,7 +170,7 @@ def solved(
         cost_scale=cost_scale,
         residual=outcome.residual,
         omitted=outcome.omitted + rounding,
-        converged=outcome.converged and outcome.residual + outcome.omitted + rounding <= tol,
+        converged=converged,
         n_iterations=fine // 2,
         n_passes=fine + found.coarse_pairs / kept,
         n_rejected=outcome.n_rejected,
@@ -177,7 +179,7 @@ def solved(
         trace=tuple(outcome.trace),
         started=started,
         seconds=((0, sorting), *found.seconds),
-        stalled=outcome.stalled,
+        stalled=outcome.stalled or outcome.converged > converged,
     )
     return Solved(result, passes, outcome.u, outcome.v, rounding, apart)
 
@@ -197,8 +199,8 @@ def sorted_clouds(
     """Both clouds in tiles, and what the rounding of their coordinates may add to the residual. ValueError where
     float64 does not hold exponents."""
     of_x, of_y = tiled_clouds(inputs.x, inputs.y, inputs.a, inputs.b, tile=tile)
-    rounding = _rounding(of_x, of_y, cost_scale / eps)
-    if rounding > ROUNDING_SHARE * tol and not inputs.x.is_cuda:
+    rounding = of_all_pairs(of_x, of_y, cost_scale * math.log2(math.e) / eps)
+    if rounding > SHARE * tol and not inputs.x.is_cuda:
         of_x, of_y = tiled_clouds(inputs.x.double(), inputs.y.double(), inputs.a, inputs.b, tile=tile)
         rounding = 0.0
     largest = cost_scale * squared_diameter(of_x, of_y)
@@ -208,17 +210,3 @@ def sorted_clouds(
             f"{1.01 * largest / LARGEST_COST:.3g}"
         )
     return of_x, of_y, rounding
-
-
-def _rounding(x: TiledCloud, y: TiledCloud, cost_over_eps: float) -> float:
-    """What float32 coordinates in tiles may add to the residual: half an ulp of the tile's width, times the slope of
-    the exponent at the largest distance, in every exponent of its points. 0 for float64 coordinates."""
-    if x.local.dtype is torch.float64:
-        return 0.0
-    slope = 2.0 * cost_over_eps * math.sqrt(squared_diameter(x, y) * x.local.shape[1])
-    total = 0.0
-    for cloud in (x, y):
-        width = torch.where(cloud.mass > 0, cloud.half_box.amax(1), 0.0)
-        error = (slope * torch.finfo(torch.float32).eps / 2 * width).clamp(max=100.0)
-        total += float((cloud.mass * error.expm1()).sum())
-    return total

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import torch
 
@@ -34,13 +35,13 @@ def clouds(n, m, d, tile, extent, clustered, device):
     a, b = (torch.rand(size, generator=generator, dtype=torch.float64) ** 8 + 1e-9 for size in (n, m))
     a[n // 2], b[m // 2] = (0.0, 0.0) if min(n, m) > 1 else (1.0, 0.0)
     x, y = (x * extent).float(), (y * extent).float()
-    return tiled_clouds(*(tensor.to(device) for tensor in (x, y, a, b)), tile=tile)
+    tiled = tiled_clouds(*(tensor.to(device) for tensor in (x, y, a, b)), tile=tile)
+    return [replace(cloud, lost=torch.zeros_like(cloud.lost)) for cloud in tiled]  # points as float32 has them
 
 
 def exponents(x, y, u, v, k):
     """t_ij by the definition."""
-    points = [(c.centre[:, None] + c.local.double().view(len(c.centre), c.tree.tile, -1)).flatten(0, 1) for c in (x, y)]
-    return u[:, None] + v + y.log2_weight - k * (points[0][:, None] - points[1]).square().sum(2)
+    return u[:, None] + v + y.log2_weight - k * (x.points[:, None] - y.points).square().sum(2)
 
 
 def potentials(x, y, k):

@@ -75,10 +75,14 @@ def test_clouds_hold_their_points(n, m, dtype):
     for cloud, points, weight in zip(clouds, (x, y), (a, b), strict=True):
         size = points.shape[0]
         assert cloud.local.dtype == dtype and cloud.local.shape == (cloud.tree.tiles * 16, 3)
-        shift = points[cloud.tree.order].double() - points_of(cloud)[:size]
-        origin = shift[0] if origin is None else origin
+        given, live = points[cloud.tree.order].double(), weight[cloud.tree.order] > 0
+        shift, exact_shift = (given - found[:size] for found in (points_of(cloud), cloud.points))
+        origin = exact_shift[live][0] if origin is None else origin
         # two local coordinates, each up to 5, are rounded to half an ulp of dtype; points near 1e3 to float64
         torch.testing.assert_close(shift, origin.expand_as(shift), atol=8 * torch.finfo(dtype).eps, rtol=1e-13)
+        # with what they lost, to that of half an ulp of float32
+        exact_shift = exact_shift[live]
+        torch.testing.assert_close(exact_shift, origin.expand_as(exact_shift), atol=5 * 2.0**-48, rtol=1e-15)
         assert cloud.weight.sum().item() == pytest.approx(1.0, rel=1e-12)
         torch.testing.assert_close(from_tiles(cloud, cloud.weight), weight / weight.sum())
         assert (cloud.weight[size:] == 0).all() and (cloud.local[size:] == cloud.local[size - 1]).all()

@@ -202,7 +202,7 @@ class TestHardInputs:
 
     def test_rounding_of_coordinates_is_made_up_for(self, monkeypatch):
         x, y, a, b, eps = FAMILIES["cube to normal"]
-        monkeypatch.setattr(solver, "_rounding", lambda *_: 9e-4)
+        monkeypatch.setattr(solver, "of_all_pairs", lambda *_: 9e-4)
         found, _ = judged(x, y, a, b, eps=eps, tol=1e-2)
         assert found.converged and found.omitted >= 9e-4 and found.residual + found.omitted <= 1e-2
 

@@ -43,10 +43,7 @@ def problem(n, m, d, tile, extent, share, dtype):
 
 def exponents(rows, cols, u, v, k):
     """t_ij by the definition."""
-    x, y = (
-        (c.centre[:, None] + c.local.double().view(c.tree.tiles, c.tree.tile, -1)).flatten(0, 1) for c in (rows, cols)
-    )
-    return u[:, None] + v + cols.log2_weight - k * (x[:, None] - y).square().sum(2)
+    return u[:, None] + v + cols.log2_weight - k * (rows.points[:, None] - cols.points).square().sum(2)
 
 
 def lists(keep):

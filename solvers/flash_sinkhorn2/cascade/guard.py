@@ -40,6 +40,5 @@ def _sample(cloud: TiledCloud, size: int) -> TiledCloud:
     running = cloud.weight.cumsum(0)
     steps = (torch.arange(size, dtype=running.dtype, device=running.device) + 0.5) / size * running[-1]
     index = torch.searchsorted(running, steps)
-    points = cloud.centre[index // cloud.tree.tile] + cloud.local[index].double()
     tree = Tree(size, cloud.tree.tile, torch.arange(size, device=index.device))
-    return in_kd_order(tree, points, torch.full_like(steps, 1 / size), cloud.local.dtype)
+    return in_kd_order(tree, cloud.points[index], torch.full_like(steps, 1 / size), cloud.local.dtype)

@@ -18,18 +18,25 @@ class TiledCloud:
     """N = tiles * tile points in kd order; padding repeats the last point with weight 0.
 
     centre [tiles, d] float64, of the box of the tile's points with weight, relative to an origin common to both clouds;
-    local [N, d]: x - centre of its tile, float32 (on the CPU float64 for float64 points); half_box [tiles, d] float64:
-    half edges of that box, 0 for tiles without weight; weight [N] float64 sums to 1; log2_weight [N] float64 is -inf
-    where it is 0; mass [tiles] float64.
+    local [N, d]: x - centre of its tile, float32 (on the CPU float64 for float64 points); lost [N, d]: what rounding
+    took off it where there is weight, in the same precision; half_box [tiles, d] float64: half edges of that box, 0 for
+    tiles without weight; weight [N] float64 sums to 1; log2_weight [N] float64 is -inf where it is 0; mass [tiles]
+    float64.
     """
 
     tree: Tree
     centre: Tensor
     local: Tensor
+    lost: Tensor
     half_box: Tensor
     weight: Tensor
     log2_weight: Tensor
     mass: Tensor
+
+    @property
+    def points(self) -> Tensor:
+        """[N, d] float64, relative to the origin."""
+        return self.centre.repeat_interleave(self.tree.tile, 0) + self.local + self.lost
 
 
 def tiled_clouds(x: Tensor, y: Tensor, a: Tensor, b: Tensor, *, tile: int = 32) -> tuple[TiledCloud, TiledCloud]:
@@ -79,10 +86,13 @@ def in_kd_order(tree: Tree, points: Tensor, weight: Tensor, dtype: torch.dtype) 
     low = torch.where(counts[..., None], tiled, torch.inf).amin(1)
     high = torch.where(counts[..., None], tiled, -torch.inf).amax(1)
     centre = (low + high) / 2
-    local = (tiled - centre[:, None]).to(dtype)
+    exact = tiled - centre[:, None]
+    local = exact.to(dtype)
+    lost = torch.where((weights > 0)[..., None], exact - local, 0.0).to(dtype)
     half_box = torch.where((weights > 0)[..., None], local.abs(), 0.0).amax(1).double()  # of the rounded coordinates
     weights = weights.view(-1)
-    return TiledCloud(tree, centre, local.view(tiles * tree.tile, d), half_box, weights, weights.log2(), mass)
+    local, lost = (values.view(tiles * tree.tile, d) for values in (local, lost))
+    return TiledCloud(tree, centre, local, lost, half_box, weights, weights.log2(), mass)
 
 
 def to_tiles(cloud: TiledCloud, values: Tensor) -> Tensor:

@@ -104,7 +104,7 @@ class KeptMeans:
             by_tiles = self._tile_means(side, transpose, torch.cat([along, of_tiles[opposite]], 1))
             by_points = self._value_means(side, transpose, torch.cat([rest, within], 1))
             product = by_tiles[:, 0] - by_points[:, -1] + (rows.local * by_tiles[:, 1:]).sum(1)
-            product += ((of_points(rows, rows.centre) + rows.local) * by_points[:, :-1]).sum(1)
+            product += (rows.points * by_points[:, :-1]).sum(1)
             change -= from_tiles(rows, product)
         apart = self._weightless(transpose)
         if apart is not None:

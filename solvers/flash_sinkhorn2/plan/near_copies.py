@@ -11,7 +11,6 @@ from torch import Tensor
 from ..geometry import TiledCloud
 from ..iterate import Options, Outcome, ScreenedPasses, iterate
 from ..sweep import sweep
-from .means import of_points
 
 SAMPLE = 32  # row tiles whose sums over all columns say whether the start is good
 NEAR = 0.1  # mean error of these sums, and residual of the first iteration, beyond which clouds are not near copies
@@ -26,10 +25,9 @@ def solve_near_copy(
     If x is y moved along t, u_i + 2 k t.x_i - k |t|^2 and v_j - 2 k t.y_j solve the problem, whatever eps, and t is the
     difference of the means. Errors are then those of the self problems and cancel in the divergence.
     """
-    points_x, points_y = (of_points(cloud, cloud.centre) + cloud.local for cloud in (x, y))
-    t = _mean(x, points_x) - _mean(y, points_y)
-    u = u + 2 * k * (points_x @ t) - k * t.square().sum()
-    v = v - 2 * k * (points_y @ t)
+    t = _mean(x) - _mean(y)
+    u = u + 2 * k * (x.points @ t) - k * t.square().sum()
+    v = v - 2 * k * (y.points @ t)
     if not _sampled_error(x, y, u, v, k) <= NEAR:
         return None
     passes = ScreenedPasses(x, y, k)
@@ -60,6 +58,6 @@ def _sampled_error(x: TiledCloud, y: TiledCloud, u: Tensor, v: Tensor, k: float)
     return float(error.sum() / weight.sum())
 
 
-def _mean(cloud: TiledCloud, points: Tensor) -> Tensor:
+def _mean(cloud: TiledCloud) -> Tensor:
     """[d]."""
-    return (cloud.weight[:, None] * torch.where(cloud.weight[:, None] > 0, points, 0.0)).sum(0)
+    return (cloud.weight[:, None] * torch.where(cloud.weight[:, None] > 0, cloud.points, 0.0)).sum(0)

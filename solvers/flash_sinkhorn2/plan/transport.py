@@ -29,6 +29,7 @@ from solvers.flash_sinkhorn.sweeps.tiles import Precision
 
 from ..geometry import TiledCloud, from_tiles
 from ..iterate import Options
+from ..rounding import refined
 from ..solver import RELAX, check_dimension, solved, sorted_clouds
 from .derivatives import KeptPair, KeptSelfPair
 from .kept import Kept
@@ -223,14 +224,16 @@ def _solve_self(
     goal, mass = budget.goal(rounding), float(weight.sum())
     found = solve_self(cloud, _k(problem), tol=goal, max_passes=budget.max_iterations, deadline=budget.deadline)
     apart = weightless(points, weight, cloud, checked, found.update, _k(problem))
+    rounding = refined(rounding, found.passes, found.u, found.u, tol=budget.tol)
+    converged = found.converged and found.residual + found.omitted + rounding <= budget.tol
     return _Solved(
         f=_as_given(cloud, found.u, problem, mass, apart),
         g=_as_given(cloud, found.update, problem, mass, apart),
         kept=Kept.of(found.passes, found.update, found.update, rounding, (apart, apart)),
         residual=found.residual,
         omitted=found.omitted + rounding,
-        converged=found.converged and found.residual + found.omitted + rounding <= budget.tol,
-        stalled=found.stalled,
+        converged=converged,
+        stalled=found.stalled or found.converged > converged,
         n_passes=found.n_passes,
     )
 
@@ -253,6 +256,8 @@ def _solve_near_copy(
     if near is None:
         return None
     found, passes = near
+    rounding = refined(rounding, passes, found.u, found.v, tol=budget.tol)
+    converged = found.converged and found.residual + found.omitted + rounding <= budget.tol
     apart = (
         weightless(x, checked.a, of_y, checked.y, found.v, passes.k),
         weightless(y, checked.b, of_x, checked.x, found.u, passes.k),
@@ -263,8 +268,8 @@ def _solve_near_copy(
         kept=Kept.of(passes, found.u, found.v, rounding, apart),
         residual=found.residual,
         omitted=found.omitted + rounding,
-        converged=found.converged and found.residual + found.omitted + rounding <= budget.tol,
-        stalled=found.stalled,
+        converged=converged,
+        stalled=found.stalled or found.converged > converged,
         n_passes=found.n_passes,
     )
 

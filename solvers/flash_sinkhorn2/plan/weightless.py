@@ -51,7 +51,7 @@ class Weightless:
             change += (motion.v[self.index] * (self.points - self.opposite())).sum(1)
         if motion.w is not None:
             w, cols = motion.w.double(), self.side.cols
-            along = (from_tiles(cols, points_of(cols)) * w).sum(1, keepdim=True)
+            along = (from_tiles(cols, cols.points) * w).sum(1, keepdim=True)
             found = self.means(torch.cat([w, along], 1))
             change -= (self.points * found[:, :-1]).sum(1) - found[:, -1]
         return change
@@ -59,7 +59,7 @@ class Weightless:
     def opposite(self) -> Tensor:
         """[r, d] float64: means of the opposite points about `centre`."""
         side = self.side
-        return from_tiles(side.rows, side.means(torch.zeros_like(side.u), points_of(side.cols)))
+        return from_tiles(side.rows, side.means(torch.zeros_like(side.u), side.cols.points))
 
 
 def weightless(
@@ -92,11 +92,6 @@ def weightless(
 def extended(values: Tensor, found: Weightless | None) -> Tensor:
     """values [n] of a cloud's points, base 2, with the potentials of those without weight in their place."""
     return values if found is None else values.index_put((found.index,), found.potential)
-
-
-def points_of(cloud: TiledCloud) -> Tensor:
-    """[N, d] float64: the points of tiles."""
-    return cloud.local + cloud.centre.repeat_interleave(cloud.tree.tile, 0)
 
 
 def _exact(cols: TiledCloud, others: Tensor) -> tuple[TiledCloud, Tensor]:

@@ -111,8 +111,8 @@ def _exponents(
     row_of_pair = torch.repeat_interleave(starts[1:] - starts[:-1])
     row_tile, col_tile = rows.tree.tile, cols.tree.tile
     row_potential, col_potential = u.view(-1, row_tile), (v + cols.log2_weight).view(-1, col_tile)
-    x = rows.local.double().view(-1, row_tile, rows.centre.shape[1])
-    y = cols.local.double().view(-1, col_tile, cols.centre.shape[1])
+    x = (rows.local.double() + rows.lost).view(-1, row_tile, rows.centre.shape[1])
+    y = (cols.local.double() + cols.lost).view(-1, col_tile, cols.centre.shape[1])
 
     def of_pairs(batch: slice) -> tuple[Tensor, Tensor]:
         i, j = row_of_pair[batch], lists[batch].long()

@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["n", "tiles"])
 def frame_kernel(
-    local, stride_point, stride_coordinate, centre, stride_centre, potential, log2_weight, offset,
+    local, stride_point, stride_coordinate, lost, centre, stride_centre, potential, log2_weight, offset,
     packed, shifted, frame, scale, n, tiles,
     D: tl.constexpr, T: tl.constexpr, TILES: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
@@ -18,6 +18,9 @@ def frame_kernel(
     is dx and rest. SHIFT adds offset to the rest, and to the potential for `shifted`.
 
     The plane is fitted to the points with weight, axis after axis, twice: any plane is valid, a close one is exact.
+
+    dx are float32 and have lost e [n, D]. Now k |x + e - y|^2 = k |x - y|^2 + 2 k e.(x - c) + k |e|^2 - 2 k e.(y - c):
+    all but the last term is taken off the rest, and that is small, for y that matter are close to the image c.
     """
     k = tl.load(scale)
     tile = tl.program_id(0) * TILES + tl.arange(0, TILES)
@@ -56,6 +59,8 @@ def frame_kernel(
         rest -= slope[:, None] * (dx - mean.to(tl.float64)[:, None])
         level -= slope * mean.to(tl.float64)
         square += dx * dx
+        e = tl.load(lost + point.to(tl.int64) * D + d).to(tl.float64)
+        rest -= e * (2.0 * k * dx + slope[:, None] + k * e)
         tl.store(packed + d * n.to(tl.int64) + point, coordinates[d], inside)
         tl.store(frame + (1 + d) * tiles + tile, x)
         tl.store(frame + (1 + D + d) * tiles + tile, x - slope / (2.0 * k))

@@ -69,8 +69,8 @@ def frame(cloud: TiledCloud, potential: Tensor, k: Tensor, offset: Tensor | None
     frames = torch.empty(2 * d + 2, tiles, device=potential.device, dtype=torch.float64)
     at_once = 256 // tile
     frame_kernel[(-(-tiles // at_once),)](
-        cloud.local, *cloud.local.stride(), cloud.centre.contiguous(), d, potential, cloud.log2_weight,
-        potential if offset is None else offset, packed, shifted, frames, k, n, tiles,
+        cloud.local, *cloud.local.stride(), cloud.lost.contiguous(), cloud.centre.contiguous(), d, potential,
+        cloud.log2_weight, potential if offset is None else offset, packed, shifted, frames, k, n, tiles,
         D=d, T=tile, TILES=at_once, SHIFT=offset is not None,
     )  # fmt: skip
     return Side(packed, shifted, frames)
