@@ -34,7 +34,7 @@ class FlashSinkhorn2:
         correction: str = "full",
         memory: int = 5,
         tile: int = 32,
-        lasting: bool = False,
+        lasting: bool = True,
         thinning: bool = True,
     ):
         options: dict[str, Any] = {"correction": correction, "memory": memory, "tile": tile}

@@ -84,7 +84,7 @@ def solve(
     correction: Correction | str = Correction.FULL,
     memory: int = 5,
     tile: int = 32,
-    lasting: bool = False,
+    lasting: bool = True,
     thinning: bool = True,
 ) -> Result:
     """Solve min <P, C> + eps KL(P | a x b) over couplings P of a and b, from the pairs of points that matter alone.
@@ -95,7 +95,7 @@ def solve(
     the call, read between passes: once over, coarser levels left are skipped, and potentials of the points come back
     with their residual, which takes two passes over them if there were none yet. correction "full", "lite" or "none":
     see `iterate`; memory: steps that mixing looks back, 0 for none; tile: points a tile, on a GPU 8 to 64. lasting:
-    choose pairs seldom, and more of them, rather than often and few. thinning: then drop those that measured sums show
+    choose pairs seldom and with slack, rather than often and few; if not, thinning: drop those that measured sums show
     to hold little. Not differentiable: inputs are detached.
 
     Raises ValueError, naming the argument and the fix, for d above 6, NaN or Inf, negative weights, unequal masses,
@@ -134,7 +134,7 @@ def solved(
     correction: Correction | str = Correction.FULL,
     memory: int = 5,
     tile: int = 32,
-    lasting: bool = False,
+    lasting: bool = True,
     thinning: bool = True,
 ) -> Solved:
     """`solve`, with what derivatives start from."""

@@ -210,6 +210,6 @@ class TestSolve:
 def test_masks_need_not_be_thinned():
     generator = torch.Generator().manual_seed(0)
     x, y = torch.rand(3000, 3, generator=generator), torch.rand(3000, 3, generator=generator) ** 2
-    found, thinned = (solve(x, y, eps=5e-3, tol=1e-3, thinning=thinning) for thinning in (False, True))
+    found, thinned = (solve(x, y, eps=5e-3, tol=1e-3, lasting=False, thinning=thinning) for thinning in (False, True))
     assert found.converged and thinned.converged
     assert found.kept_pairs != thinned.kept_pairs and found.residual + found.omitted <= 1e-3

@@ -95,7 +95,7 @@ class TestFamilies:
         assert found.n_passes <= MOST_PASSES
 
     @pytest.mark.parametrize(
-        "options", [{"correction": "lite"}, {"correction": "none"}, {"tile": 8}, {"lasting": True}], ids=str
+        "options", [{"correction": "lite"}, {"correction": "none"}, {"tile": 8}, {"lasting": False}], ids=str
     )
     def test_options(self, options):
         x, y, a, b, eps = FAMILIES["cube to normal"]

@@ -37,7 +37,7 @@ class Options:
     memory: int = MEMORY
     max_passes: int = 1000
     deadline: float | None = None
-    lasting: bool = False
+    lasting: bool = True
     thinning: bool = True
 
     @property
