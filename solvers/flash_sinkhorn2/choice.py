@@ -10,7 +10,7 @@ from torch import Tensor
 from .geometry.clouds import LARGEST_DIMENSION
 
 SAMPLE, NEIGHBOURS = 256, 1 << 14  # points at which pairs are counted, and points that are counted
-BUDGET = 1 / 32  # of the tolerance: what a mask leaves out
+BUDGET = 1 / 4000  # of the tolerance: what a mask leaves out, its slack included
 NEAREST = 8  # whose distance says how dense the cloud is
 LEAST_PAIRS = {"cpu": 1 << 24, "cuda": 1 << 34}  # of both clouds: with fewer, all are done before tiles are chosen
 SAVING = 8  # all pairs over kept ones, at least: tiles cost more a pair, and must be chosen
