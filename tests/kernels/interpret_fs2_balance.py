@@ -8,8 +8,8 @@ from dataclasses import fields, is_dataclass
 import torch
 
 from solvers.flash_sinkhorn2.correct import levels, pairs_of
-from solvers.flash_sinkhorn2.correct.balance import FACTORS, balance, level_masses
-from solvers.flash_sinkhorn2.correct.triton_balance import balance_triton
+from solvers.flash_sinkhorn2.correct.balance import FACTORS, Balance
+from solvers.flash_sinkhorn2.correct.triton_balance import TritonBalance
 from solvers.flash_sinkhorn2.geometry import Tree
 
 CASES = [  # rows, columns, share of pairs kept, decades of the entries, of the transposed matrix
@@ -54,9 +54,12 @@ def case(rows, cols, density, decades, flipped, device="cpu"):
     S = dense[r, c]
     level, S, A, B = moved(level, device), S.to(device), A.to(device), B.to(device)
     oriented = (dense.T if flipped else dense).to(device)
-    w = balance_triton(level, S, level_masses(level, A, B, flipped=flipped), flipped=flipped, sweeps=4, factors=FACTORS)
+    masses = [(c, r) for r, c in level.masses(B, A)] if flipped else level.masses(A, B)
+    balance = TritonBalance(level, masses, flipped=flipped, sweeps=4, factors=FACTORS)
+    balance(torch.rand_like(S))  # the memory it leaves says nothing of what comes next
+    w = balance(S)
     level, S, A, B = (moved(value, "cpu") for value in (level, S, A, B))
-    by_torch = balance(level, S, A, B, flipped=flipped)
+    by_torch = Balance(level, A, B, flipped=flipped)(S)
     w, oriented = w.cpu() - B @ w.cpu(), oriented.cpu()
     start = dual(oriented, A, B, torch.zeros_like(B))
     return {

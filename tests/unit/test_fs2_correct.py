@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from solvers.flash_sinkhorn2.correct import Coarse, balance, levels, newton, pairs_of
+from solvers.flash_sinkhorn2.correct import Balance, Coarse, levels, newton, pairs_of
 from solvers.flash_sinkhorn2.geometry import Tree
 
 
@@ -141,7 +141,7 @@ class TestBalance:
         dense, pairs, _ = random_matrix(rows, cols, density=0.02, seed=seed, decades=2.0 + 4 * seed)
         A, B = masses(rows, seed, zeros=5 * (seed % 2)), masses(cols, seed + 9, zeros=3 * (seed % 2))
         S = scaled_rows(dense, A)
-        w = balance(levels(pairs, tree(rows), tree(cols)), S[dense > 0], A, B, sweeps=sweeps)
+        w = Balance(levels(pairs, tree(rows), tree(cols)), A, B, sweeps=sweeps)(S[dense > 0])
         assert dual(S, A, B, w) >= dual(S, A, B, torch.zeros_like(w)) - 1e-13  # float64 sums of numbers under 100
         assert abs(B @ w) < 1e-12 and w.abs().max() <= 30.0 + 1e-12
 
@@ -170,6 +170,6 @@ class TestBalance:
             swept = swept + (B / columns(swept)).log()
         level, w = levels(pairs, tree(tiles), tree(tiles)), torch.zeros_like(A)
         for _ in range(10):
-            w = w + balance(level, scaled(w), A, B)
+            w = w + Balance(level, A, B)(scaled(w))
         left, left_by_sweeps = (1 - gained(z) / gained(exact) for z in (w, swept))
         assert left < 0.05 and left_by_sweeps > 0.9  # of the dual value there is to gain; as many updates in both

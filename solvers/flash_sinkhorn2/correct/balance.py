@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,48 +13,45 @@ from .newton import LARGEST, newton, positive
 SWEEPS = 4  # a level: two need half as many passes again once a cloud is a thousand blurs long, six save little
 FACTORS = 2  # of a correction, 1, 2: constants over nodes of two are up to twice as stiff as what they stand for
 
-Masses = Sequence[tuple[Tensor, Tensor]]
+Masses = Sequence[tuple[Tensor, Tensor]]  # A and B of every level, finest first
 
 
-def balance(
-    level: Level, S: Tensor, A: Tensor, B: Tensor, *, sweeps: int = SWEEPS, flipped: bool = False, masses: Masses = ()
-) -> Tensor:
+class Balance:
     """w [columns], natural logarithms of column multipliers of S that nearly maximise
 
         D(w) = <B, w> - sum_I A_I log sum_J S_IJ e^w_J.
 
     S [K] in row order with row sums A [rows]; B [columns] sums to one; all float64. <B, w> = 0, |w| <= 30 and
-    D(w) >= D(0). flipped: of the transposed matrix, A and B of its rows and columns, S ordered as ever. masses: A and B
-    of all levels, if known.
+    D(w) >= D(0). flipped: of the transposed matrix, A and B of its rows and columns, S ordered as ever.
 
     A V-cycle: the balance of S summed over the nodes of the next level, times the best of some factors, then `sweeps`
     alternating updates; at the coarsest level, Newton's method. -log is convex, so D gains at least what its
     aggregation gains, updates never lower D, and D is concave, so that w may be shortened. Decides on the device.
     """
-    masses = masses or level_masses(level, A, B, flipped=flipped)
-    if S.is_cuda and sweeps:
-        from .triton_balance import balance_triton  # Triton need not be there on machines without a GPU
 
-        w = balance_triton(level, S, masses, flipped=flipped, sweeps=sweeps, factors=FACTORS)
-    else:
-        w = _cycle(level, S, masses, flipped, sweeps)
-    w = w - B @ w
-    return w * (LARGEST / w.abs().amax()).clamp(max=1.0)
+    def __init__(self, level: Level, A: Tensor, B: Tensor, *, sweeps: int = SWEEPS, flipped: bool = False) -> None:
+        self.A, self.B = A, B
+        masses = [(rows, cols) for cols, rows in level.masses(B, A)] if flipped else level.masses(A, B)
+        self._cycle: Callable[[Tensor], Tensor]
+        if A.is_cuda and sweeps:
+            from .triton_balance import TritonBalance  # Triton need not be there on machines without a GPU
 
+            self._cycle = TritonBalance(level, masses, flipped=flipped, sweeps=sweeps, factors=FACTORS)
+        else:
+            self._cycle = lambda S: _cycle(level, S, masses, flipped, sweeps)
 
-def level_masses(level: Level, A: Tensor, B: Tensor, *, flipped: bool) -> Masses:
-    """A and B summed over the nodes of every level, finest first."""
-    if flipped:
-        return [(rows, cols) for cols, rows in level.masses(B, A)]
-    return level.masses(A, B)
+    def __call__(self, S: Tensor) -> Tensor:
+        w = self._cycle(S)
+        w = w - self.B @ w
+        return w * (LARGEST / w.abs().amax()).clamp(max=1.0)
 
 
 def _cycle(level: Level, S: Tensor, masses: Masses, flipped: bool, sweeps: int) -> Tensor:
     pairs, coarsening = level.pairs, level.coarsening
     A, B = masses[0]
     if coarsening is None:
-        dense = level.dense(S)
-        return newton(dense.T if flipped else dense, A, B)
+        dense = S.new_zeros(len(A) * len(B)).index_copy_(0, level.places(flipped=flipped), S)
+        return newton(dense.view(len(A), len(B)), A, B)
     forward, backward, parents = pairs.matrix(S), pairs.transposed(S), coarsening.col_parents
     if flipped:
         forward, backward, parents = backward, forward, coarsening.row_parents

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from .balance import Masses, balance, level_masses
+from .balance import Balance
 from .levels import Depths, Level, levels
 from .pairs import Pairs
 from .partial_sums import corrected_sums, tile_matrix
@@ -33,7 +33,7 @@ class Coarse:
         self.pairs = Pairs(mask.row_starts, mask.cols, mask.col_starts, mask.rows, mask.to_columns)
         self.row_tree, self.col_tree = row_tree, col_tree
         self._flipped: Level | None = None  # the other one's levels
-        self._masses: tuple[Tensor, Tensor, Masses] | None = None
+        self._balance: Balance | None = None
 
     @cached_property
     def mirrored(self) -> Coarse:
@@ -54,11 +54,9 @@ class Coarse:
         """w [column tiles], natural logarithms of the multipliers that nearly balance S [K] to the masses A, B."""
         flipped = self._flipped is not None
         level = self._flipped or self.level
-        if self._masses is None or self._masses[0] is not A or self._masses[1] is not B:
-            self._masses = A, B, level_masses(level, A, B, flipped=flipped)
-        if flipped:
-            S = S[self.pairs.to_columns]
-        return balance(level, S, A, B, flipped=flipped, masses=self._masses[2])
+        if self._balance is None or self._balance.A is not A or self._balance.B is not B:
+            self._balance = Balance(level, A, B, flipped=flipped)
+        return self._balance(S[self.pairs.to_columns] if flipped else S)
 
     def corrected_sums(self, partial: Tensor, multipliers: Tensor) -> Tensor:
         """[rows] float64: sum_J s_iJ multipliers_J."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -69,14 +68,10 @@ class Level:
             return [(rows, cols)]
         return [(rows, cols), *coarsening.level.masses(coarsening.row_sums(rows), coarsening.col_sums(cols))]
 
-    @cached_property
-    def _places(self) -> Tensor:
-        return self.pairs.row_of_entries.long() * self.pairs.shape[1] + self.pairs.cols
-
-    def dense(self, values: Tensor) -> Tensor:
-        """[rows, columns] of values [K]: for the coarsest level."""
-        rows, cols = self.pairs.shape
-        return values.new_zeros(rows * cols).index_copy_(0, self._places, values).view(rows, cols)
+    def places(self, *, flipped: bool) -> Tensor:
+        """[K]: of each entry in the dense matrix [rows, columns], or flipped in its transpose."""
+        rows, cols = self.pairs.row_of_entries.long(), self.pairs.cols.long()
+        return cols * self.pairs.shape[0] + rows if flipped else rows * self.pairs.shape[1] + cols
 
 
 def levels(pairs: Pairs, row_tree: Depths, col_tree: Depths) -> Level:
@@ -92,7 +87,8 @@ def _level(pairs: Pairs, row_tree: Depths, row_depth: int | None, col_tree: Dept
     row_parents = _parents(row_tree, row_depth, coarser[0])
     col_parents = _parents(col_tree, col_depth, coarser[1])
     shape = _nodes(row_tree, coarser[0]), _nodes(col_tree, coarser[1])
-    keys, entries = (row_parents[pairs.row_of_entries] * shape[1] + col_parents[pairs.cols]).sort(stable=True)
+    keys = row_parents[pairs.row_of_entries] * shape[1] + col_parents[pairs.cols]
+    keys, entries = keys.to(index_type(shape[0] * shape[1])).sort(stable=True)  # half as long if it takes half the bits
     starts = pad((keys[1:] != keys[:-1]).nonzero()[:, 0] + 1, (1, 0))
     keys = keys[starts]
     starts = pad(starts, (0, 1), value=len(entries))

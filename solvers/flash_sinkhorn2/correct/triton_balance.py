@@ -1,14 +1,14 @@
-"""The balance on a GPU: a launch a half-sweep, and the coarsest level in one."""
+"""The balance on a GPU: a launch a half-sweep, and the coarsest level in one; all of them bound once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 import triton
 from torch import Tensor
+
+from solvers.flash_sinkhorn.sweeps.launching import Launch
 
 from .kernels import choose_kernel, newton_kernel, ratio_kernel, sum_kernel, update_kernel
 from .levels import Level
@@ -19,61 +19,75 @@ SUMS, PARTS = 128, 1024  # a program
 PRODUCTS = 32  # of the coarsest matrix, a Newton step
 
 
-def balance_triton(
-    level: Level, S: Tensor, masses: Sequence[tuple[Tensor, Tensor]], *, flipped: bool, sweeps: int, factors: int
-) -> Tensor:
-    """w [columns] as `balance` has it, but for its bounds: sweeps >= 1, factors 1, 2, 4, ... of a correction.
+class TritonBalance:
+    """w [columns] of S [K] as `Balance` has it, but for its bounds: sweeps >= 1, factors 1, 2, 4, ... of a correction.
 
-    masses: A and B of this level and all coarser ones.
+    masses: A and B of this level and all coarser ones. What is in between and w itself are the same memory each time.
     """
-    context: Any = torch.cuda.device(S.device) if S.is_cuda else nullcontext()
-    with context:
-        return _cycle(level, S, masses, flipped, sweeps, factors)
 
+    def __init__(
+        self, level: Level, masses: Sequence[tuple[Tensor, Tensor]], *, flipped: bool, sweeps: int, factors: int
+    ) -> None:
+        self._flipped, self._sweeps, self._factors = flipped, sweeps, factors
+        self._steps: list[Callable[[], object]] = []
+        self._S = masses[0][0].new_empty(len(level.pairs.cols))
+        self._w = self._cycle(level, self._S, masses)
 
-def _cycle(
-    level: Level, S: Tensor, masses: Sequence[tuple[Tensor, Tensor]], flipped: bool, sweeps: int, factors: int
-) -> Tensor:
-    pairs, coarsening = level.pairs, level.coarsening
-    A, B = masses[0]
-    n_rows, n_cols = len(A), len(B)
-    if coarsening is None:
-        return _newton(level, S, A, B, flipped)
-    sums = torch.empty_like(S[: len(coarsening.starts) - 1])
-    sum_kernel[(triton.cdiv(len(sums), SUMS),)](
-        S, coarsening.starts, coarsening.entries, sums, len(sums), BLOCK=SUMS, num_warps=SUMS // 32
-    )
-    coarse_w = _cycle(coarsening.level, sums, masses[1:], flipped, sweeps, factors)
-    coarse_B = masses[1][1]
-    rows = pairs.row_starts, pairs.cols, S
-    cols = pairs.col_starts, pairs.rows, S[pairs.to_columns]
-    parents = coarsening.col_parents
-    if flipped:
-        rows, cols, parents = cols, rows, coarsening.row_parents
-    grid, col_grid = (triton.cdiv(n_rows, AT_ONCE),), (triton.cdiv(n_cols, AT_ONCE),)
-    w, ratios, parts = torch.empty_like(B), A.new_empty(factors, n_rows), A.new_empty(factors, grid[0])
-    best = torch.empty(1, dtype=torch.int32, device=A.device)
-    block = {"LANES": LANES, "num_warps": 1}
-    ratio_kernel[grid](*rows, parents, coarse_w, A, ratios, parts, n_rows, FACTORS=factors, ROWS=AT_ONCE, **block)
-    choose_kernel[(1,)](parts, grid[0], coarse_w, coarse_B, len(coarse_B), best, FACTORS=factors, BLOCK=PARTS)
-    for sweep in range(sweeps):
-        if sweep:
-            ratio_kernel[grid](*rows, parents, w, A, ratios, parts, n_rows, FACTORS=1, ROWS=AT_ONCE, **block)
-        update_kernel[col_grid](
-            *cols, ratios, parents, coarse_w, best, w, B, n_cols, n_rows, FIRST=not sweep, COLUMNS=AT_ONCE, **block
+    def __call__(self, S: Tensor) -> Tensor:
+        self._S.copy_(S)
+        for step in self._steps:
+            step()
+        return self._w
+
+    def _launch(self, kernel: object, programs: int, *arguments: object, **options: int) -> None:
+        self._steps.append(Launch(kernel, (programs, 1, 1), arguments, options))
+
+    def _cycle(self, level: Level, S: Tensor, masses: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        """Where w of this level's S will be."""
+        pairs, coarsening = level.pairs, level.coarsening
+        A, B = masses[0]
+        n_rows, n_cols = len(A), len(B)
+        if coarsening is None:
+            return self._newton(level, S, A, B)
+        sums, by_columns = S.new_empty(len(coarsening.starts) - 1), torch.empty_like(S)
+        grid = triton.cdiv(len(sums), SUMS)
+        of_entries = S, coarsening.starts, coarsening.entries, sums, len(sums)
+        self._launch(sum_kernel, grid, *of_entries, BLOCK=SUMS, num_warps=SUMS // 32)
+        coarse_w = self._cycle(coarsening.level, sums, masses[1:])
+        coarse_B = masses[1][1]
+        self._steps.append(lambda: torch.index_select(S, 0, pairs.to_columns, out=by_columns))
+        rows = pairs.row_starts, pairs.cols, S
+        cols = pairs.col_starts, pairs.rows, by_columns
+        parents = coarsening.col_parents
+        if self._flipped:
+            rows, cols, parents = cols, rows, coarsening.row_parents
+        grid, col_grid = triton.cdiv(n_rows, AT_ONCE), triton.cdiv(n_cols, AT_ONCE)
+        w, ratios, parts = torch.empty_like(B), A.new_empty(self._factors, n_rows), A.new_empty(self._factors, grid)
+        best = torch.empty(1, dtype=torch.int32, device=A.device)
+        block = {"LANES": LANES, "num_warps": 1}
+        of_rows = A, ratios, parts, n_rows
+        self._launch(
+            ratio_kernel, grid, *rows, parents, coarse_w, *of_rows, FACTORS=self._factors, ROWS=AT_ONCE, **block
         )
-    return w
+        of_coarse = coarse_w, coarse_B, len(coarse_B), best
+        self._launch(choose_kernel, 1, parts, grid, *of_coarse, FACTORS=self._factors, BLOCK=PARTS)
+        of_cols = ratios, parents, coarse_w, best, w, B, n_cols, n_rows
+        self._launch(update_kernel, col_grid, *cols, *of_cols, FIRST=True, COLUMNS=AT_ONCE, **block)
+        first = len(self._steps)
+        self._launch(ratio_kernel, grid, *rows, parents, w, *of_rows, FACTORS=1, ROWS=AT_ONCE, **block)
+        self._launch(update_kernel, col_grid, *cols, *of_cols, FIRST=False, COLUMNS=AT_ONCE, **block)
+        again = self._steps[first:]
+        self._steps[first:] = again * (self._sweeps - 1)
+        return w
 
-
-def _newton(level: Level, S: Tensor, A: Tensor, B: Tensor, flipped: bool) -> Tensor:
-    w = torch.empty_like(B)
-    dense = level.dense(S)
-    dense = dense.T.contiguous() if flipped else dense
-    size = 64 if max(len(A), len(B)) <= 64 else 128  # two kernels to compile, whatever the problem
-    newton_kernel[(1,)](
-        dense, A, B, w, len(A), len(B), SIZE=size, STEPS=STEPS, PRODUCTS=PRODUCTS, num_warps=newton_warps(size)
-    )
-    return w
+    def _newton(self, level: Level, S: Tensor, A: Tensor, B: Tensor) -> Tensor:
+        places, w = level.places(flipped=self._flipped), torch.empty_like(B)
+        dense = S.new_zeros(len(A) * len(B))
+        self._steps.append(lambda: dense.index_copy_(0, places, S))
+        size = 64 if max(len(A), len(B)) <= 64 else 128  # two kernels to compile, whatever the problem
+        options = {"SIZE": size, "STEPS": STEPS, "PRODUCTS": PRODUCTS, "num_warps": newton_warps(size)}
+        self._launch(newton_kernel, 1, dense, A, B, w, len(A), len(B), **options)
+        return w
 
 
 def newton_warps(size: int) -> int:

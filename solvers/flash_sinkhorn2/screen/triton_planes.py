@@ -4,13 +4,12 @@
 # mypy: disable-error-code=assignment
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from solvers.flash_sinkhorn.sweeps.launching import launch
 
 from ..geometry import TiledCloud
 from .planes import RIDGE, Level
@@ -28,10 +27,12 @@ def levels(cloud: TiledCloud, u: Tensor) -> list[Level]:
     for index, starts in enumerate(bounds):
         children = starts
         if index < len(depths) - 1:
-            children = 2 * torch.arange(len(starts), device=u.device)
-        if found:
+            children = torch.arange(0, 2 * len(starts), 2, device=u.device)
+        if len(found) == len(depths):
             above = found[-1]
             prior = above.slope[torch.repeat_interleave(above.children.diff(), output_size=len(starts) - 1)]
+        elif found:
+            prior = found[-1].slope.repeat_interleave(2, 0)
         else:  # drawn towards zero, then towards that
             prior = _level(cloud, u, starts, children, torch.zeros_like(cloud.centre[: len(starts) - 1])).slope
         found.append(_level(cloud, u, starts, children, prior))
@@ -43,13 +44,12 @@ def _level(cloud: TiledCloud, u: Tensor, starts: Tensor, children: Tensor, prior
     nodes, d = prior.shape
     centre, half, slope = (torch.empty_like(prior) for _ in range(3))
     offset, mass = torch.empty_like(prior[:, 0]), torch.empty_like(prior[:, 0])
-    context: Any = torch.cuda.device(u.device) if u.is_cuda else nullcontext()
-    with context:
-        plane_kernel[(nodes,)](
-            cloud.local, *cloud.local.stride(), cloud.centre.contiguous(), cloud.weight, u, starts, prior.contiguous(),
-            centre, half, slope, offset, mass,
-            D=d, T=cloud.tree.tile, POINTS=POINTS, RIDGE=RIDGE, num_warps=4,
-        )  # fmt: skip
+    arguments = (
+        cloud.local, *cloud.local.stride(), cloud.centre.contiguous(), cloud.weight, u, starts, prior.contiguous(),
+        centre, half, slope, offset, mass,
+    )  # fmt: skip
+    options = {"D": d, "T": cloud.tree.tile, "POINTS": POINTS, "RIDGE": RIDGE, "num_warps": 4}
+    launch(plane_kernel, (nodes, 1, 1), arguments, options)
     return Level(centre, half, slope, offset, mass, children)
 
 

@@ -3,13 +3,12 @@
 # mypy: disable-error-code=assignment
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from solvers.flash_sinkhorn.sweeps.launching import launch
 
 from .mask import Mask, running
 
@@ -21,12 +20,10 @@ def thin(mask: Mask, row_tile_max: Tensor, col_tile_max: Tensor, budget: float) 
     row_cost, col_cost = row_tile_max.double().contiguous(), col_tile_max.double().contiguous()
     rows = mask.row_starts, mask.cols, row_cost, col_cost
     cols = mask.col_starts, mask.rows, col_cost[mask.to_columns], row_cost[mask.to_columns]
-    context: Any = torch.cuda.device(row_cost.device) if row_cost.is_cuda else nullcontext()
-    with context:
-        row_most = _most(rows[0], rows[2], budget - mask.row_bound)
-        col_most = _most(cols[0], cols[2], budget - mask.col_bound)
-        kept, row_counts, row_bound = _split(*rows, row_most, col_most, mask.row_bound)
-        kept_by_columns, col_counts, col_bound = _split(*cols, col_most, row_most, mask.col_bound)
+    row_most = _most(rows[0], rows[2], budget - mask.row_bound)
+    col_most = _most(cols[0], cols[2], budget - mask.col_bound)
+    kept, row_counts, row_bound = _split(*rows, row_most, col_most, mask.row_bound)
+    kept_by_columns, col_counts, col_bound = _split(*cols, col_most, row_most, mask.col_bound)
     index, by_columns = kept.nonzero()[:, 0], kept_by_columns.nonzero()[:, 0]
     before = running(kept.to(torch.int32))
     return Mask(
@@ -42,7 +39,7 @@ def thin(mask: Mask, row_tile_max: Tensor, col_tile_max: Tensor, budget: float) 
 
 def _most(starts: Tensor, cost: Tensor, allowance: Tensor) -> Tensor:
     most = torch.empty(len(starts) - 1, dtype=torch.int32, device=starts.device)
-    bisect_kernel[(len(most),)](starts, cost, allowance, most, PAIRS=PAIRS, num_warps=1)
+    launch(bisect_kernel, (len(most), 1, 1), (starts, cost, allowance, most), {"PAIRS": PAIRS, "num_warps": 1})
     return most
 
 
@@ -52,20 +49,8 @@ def _split(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     kept = torch.empty(len(lists), dtype=torch.int8, device=lists.device)
     counts, new_bound = torch.empty_like(starts[1:]), torch.empty_like(bound)
-    split_kernel[(len(counts),)](
-        starts,
-        lists,
-        cost,
-        opposite_cost,
-        most,
-        opposite_most,
-        bound,
-        kept,
-        counts,
-        new_bound,
-        PAIRS=PAIRS,
-        num_warps=1,
-    )
+    arguments = (starts, lists, cost, opposite_cost, most, opposite_most, bound, kept, counts, new_bound)
+    launch(split_kernel, (len(counts), 1, 1), arguments, {"PAIRS": PAIRS, "num_warps": 1})
     return kept, counts, new_bound
 
 

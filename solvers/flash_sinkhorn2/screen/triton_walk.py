@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch.nn.functional import pad
+
+from solvers.flash_sinkhorn.sweeps.launching import launch
 
 from .planes import Level
 from .walk import TilePairs, of_tiles
@@ -31,7 +31,6 @@ def walk(x: list[Level], y: list[Level], k: float, *, threshold: float) -> TileP
     lists = children[:-1].int()
     starts = torch.tensor([0, len(lists)], device=device)
     last = max(len(x), len(y)) - 1
-    context: Any = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
     for depth in range(last + 1):
         # the shallower tree waits at its tiles, which are their own children
         at_x, at_y = min(depth, len(x) - 1), min(depth, len(y) - 1)
@@ -40,15 +39,14 @@ def walk(x: list[Level], y: list[Level], k: float, *, threshold: float) -> TileP
         skipped = row_skipped[at_x], col_skipped[at_y]
         nodes, d = x[at_x].centre.shape
         counts = torch.empty(nodes, dtype=torch.int64, device=device)
-        options = {"D": d, "CANDIDATES": CANDIDATES, "num_warps": 1}
-        with context:
-            walk_kernel[(nodes,)](*own, *skipped, counts, counts, lists, scale, WRITE=False, **options)
-            own_starts = pad(counts.cumsum(0), (1, 0))
-            near = torch.empty(int(own_starts[-1]), dtype=torch.int32, device=device)
-            exponent = torch.empty(len(near) if depth == last else 0, dtype=torch.float32, device=device)
-            walk_kernel[(nodes,)](
-                *own, *skipped, counts, own_starts, near, exponent, WRITE=True, LAST=depth == last, **options
-            )
+        grid, options = (nodes, 1, 1), {"D": d, "CANDIDATES": CANDIDATES, "num_warps": 1}
+        counted = (*own, *skipped, counts, counts, lists, scale)
+        launch(walk_kernel, grid, counted, {**options, "WRITE": False, "LAST": False})
+        own_starts = pad(counts.cumsum(0), (1, 0))
+        near = torch.empty(int(own_starts[-1]), dtype=torch.int32, device=device)
+        exponent = torch.empty(len(near) if depth == last else 0, dtype=torch.float32, device=device)
+        written = (*own, *skipped, counts, own_starts, near, exponent)
+        launch(walk_kernel, grid, written, {**options, "WRITE": True, "LAST": depth == last})
         if depth < last:
             following = min(depth + 1, len(x) - 1)
             parents = torch.repeat_interleave(x[at_x].children.diff(), output_size=len(x[following].mass))
@@ -83,7 +81,7 @@ def largest_exponent(
 def walk_kernel(
     x_centre, x_half, x_slope, x_offset, y_centre, y_half, y_slope, y_offset, x_mass, y_mass,
     parents, parent_starts, parent_lists, children, scale, row_skipped, col_skipped, counts, starts, near, exponents,
-    D: tl.constexpr, CANDIDATES: tl.constexpr, WRITE: tl.constexpr, LAST: tl.constexpr = False,
+    D: tl.constexpr, CANDIDATES: tl.constexpr, WRITE: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
     """One row node and the children of its parent's list: a column node has one or two, from children[J].
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import Any
-
 import torch
 from torch import Tensor
+
+from solvers.flash_sinkhorn.sweeps.launching import launch
 
 from .partial_kernels import multiply_kernel, reduce_kernel
 
@@ -18,10 +17,8 @@ def reduced(partial: Tensor, starts: Tensor, factor: Tensor, *, maximum: bool = 
     starts [tiles + 1], factor [tiles * T] float64 >= 0."""
     tile = partial.shape[1]
     out = torch.empty(len(partial), dtype=torch.float64, device=partial.device)
-    with _device(partial):
-        reduce_kernel[(len(starts) - 1,)](
-            partial, starts, factor, out, T=tile, AT_ONCE=AT_ONCE, MAXIMUM=maximum, num_warps=1
-        )
+    options = {"T": tile, "AT_ONCE": AT_ONCE, "MAXIMUM": maximum, "num_warps": 1}
+    launch(reduce_kernel, (len(starts) - 1, 1, 1), (partial, starts, factor, out), options)
     return out
 
 
@@ -29,11 +26,6 @@ def multiplied(partial: Tensor, starts: Tensor, lists: Tensor, multipliers: Tens
     """[tiles * T] float64: of each row the sum over tiles J of s_iJ multipliers_J; multipliers [columns] float64."""
     tile, tiles = partial.shape[1], len(starts) - 1
     out = torch.empty(tiles * tile, dtype=torch.float64, device=partial.device)
-    with _device(partial):
-        multiply_kernel[(tiles,)](partial, starts, lists, multipliers, out, T=tile, AT_ONCE=AT_ONCE, num_warps=1)
+    options = {"T": tile, "AT_ONCE": AT_ONCE, "num_warps": 1}
+    launch(multiply_kernel, (tiles, 1, 1), (partial, starts, lists, multipliers, out), options)
     return out
-
-
-def _device(tensor: Tensor) -> Any:
-    """Triton launches on the current device: make that the tensor's own."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from solvers.flash_sinkhorn.sweeps.launching import launch
 
 from ..geometry import TiledCloud
 from .frame_kernel import frame_kernel
@@ -33,14 +33,11 @@ def sweep_triton(
     *, robust: bool, partial: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
     """log2_sums, partial and anchor as in `Pass`."""
-    with _device(rows):
-        launch = _Sweep(rows, cols, starts, lists, v, k)
-        anchor = launch.anchor(u) if robust else torch.zeros_like(u, dtype=torch.float32)
-        side = frame(rows, u - anchor if robust else u, launch.k)
-        n_pairs = lists.shape[0] if partial else 0
-        stored = torch.empty(n_pairs, rows.tree.tile, device=u.device, dtype=torch.float32)
-        log2_sums = launch(side, anchor=anchor, partial=stored if partial else None)
-        return log2_sums, stored if partial else None, anchor
+    run = _Sweep(rows, cols, starts, lists, v, k)
+    anchor = run.anchor(u) if robust else torch.zeros_like(u, dtype=torch.float32)
+    side = frame(rows, u - anchor if robust else u, run.k)
+    stored = torch.empty(lists.shape[0], rows.tree.tile, device=u.device) if partial else None
+    return run(side, anchor=anchor, partial=stored), stored, anchor
 
 
 def apply_triton(
@@ -48,13 +45,12 @@ def apply_triton(
     *, robust: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """sum_j 2^(t_ij - anchor_i) values_j [N, r], and anchor."""
-    with _device(rows):
-        launch = _Sweep(rows, cols, starts, lists, v, k)
-        anchor = launch.anchor(u) if robust else torch.zeros_like(u, dtype=torch.float32)
-        side = frame(rows, u - anchor if robust else u, launch.k)
-        columns = values.T.float().contiguous()
-        groups = [launch(side, values=group) for group in columns.split(LARGEST_VALUES)]
-        return torch.cat(groups).T, anchor
+    run = _Sweep(rows, cols, starts, lists, v, k)
+    anchor = run.anchor(u) if robust else torch.zeros_like(u, dtype=torch.float32)
+    side = frame(rows, u - anchor if robust else u, run.k)
+    columns = values.T.float().contiguous()
+    groups = [run(side, values=group) for group in columns.split(LARGEST_VALUES)]
+    return torch.cat(groups).T, anchor
 
 
 def frame(cloud: TiledCloud, potential: Tensor, k: Tensor, offset: Tensor | None = None) -> Side:
@@ -68,11 +64,12 @@ def frame(cloud: TiledCloud, potential: Tensor, k: Tensor, offset: Tensor | None
     shifted = potential if offset is None else torch.empty_like(potential)
     frames = torch.empty(2 * d + 2, tiles, device=potential.device, dtype=torch.float64)
     at_once = 256 // tile
-    frame_kernel[(-(-tiles // at_once),)](
+    arguments = (
         cloud.local, *cloud.local.stride(), cloud.lost.contiguous(), cloud.centre.contiguous(), d, potential,
         cloud.log2_weight, potential if offset is None else offset, packed, shifted, frames, k, n, tiles,
-        D=d, T=tile, TILES=at_once, SHIFT=offset is not None,
     )  # fmt: skip
+    options = {"D": d, "T": tile, "TILES": at_once, "SHIFT": offset is not None}
+    launch(frame_kernel, (-(-tiles // at_once), 1, 1), arguments, options)
     return Side(packed, shifted, frames)
 
 
@@ -108,26 +105,24 @@ class _Sweep:
         device = side.packed.device
         sums = torch.empty(2, n_items, max(n_values, 1), tile, device=device, dtype=torch.float32)
         for far in (False, True):
-            sweep_kernel[(n_items,)](
+            arguments = (
                 side.packed, side.potential, side.frame,
                 self.col_side.packed, self.col_side.potential, self.col_side.frame,
                 self.starts, self.lists, self.items.starts, self.items.tiles,
                 sums if values is None else values, sums[int(far)], sums if partial is None else partial, self.k,
                 n, self.col_side.packed.shape[1], tiles, self.col_tiles, self.items.pairs,
-                D=d, T=tile, VALUES=n_values, PARTIAL=partial is not None, MAXIMUM=maximum,
-                FACTOR=not far and not maximum, FAR=far,
-                **launch_options(d, tile, values=n_values, far=far),
             )  # fmt: skip
+            options = {
+                "D": d, "T": tile, "VALUES": n_values, "PARTIAL": partial is not None, "MAXIMUM": maximum,
+                "FACTOR": not far and not maximum, "FAR": far, **launch_options(d, tile, values=n_values, far=far),
+            }  # fmt: skip
+            launch(sweep_kernel, (n_items, 1, 1), arguments, options)
         shape = (n_values, n) if n_values else (n,)
         out = torch.empty(shape, device=device, dtype=torch.float32 if maximum else torch.float64)
-        combine_kernel[(tiles,)](
-            sums, self.items.starts, sums if anchor is None else anchor, out, n_items, n,
-            T=tile, VALUES=n_values, MAXIMUM=maximum, ANCHORED=anchor is not None, num_warps=1,
-        )  # fmt: skip
+        launch(
+            combine_kernel,
+            (tiles, 1, 1),
+            (sums, self.items.starts, sums if anchor is None else anchor, out, n_items, n),
+            {"T": tile, "VALUES": n_values, "MAXIMUM": maximum, "ANCHORED": anchor is not None, "num_warps": 1},
+        )
         return out
-
-
-def _device(cloud: TiledCloud) -> Any:
-    """Triton launches on the current device: make that the cloud's own."""
-    device = cloud.local.device
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
