@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -31,16 +32,23 @@ class Tree:
         """Depths that may be used: 0 to depths - 1. Nodes of the last hold one tile or two."""
         return self.tiles.bit_length()
 
+    @cached_property
+    def _starts(self) -> dict[int, Tensor]:
+        return {}
+
     def starts(self, depth: int) -> Tensor:
         """[2^depth + 1] int64: the first tile of each node, and the number of tiles."""
         if not 0 <= depth < self.depths:
             raise ValueError(f"depth is {depth}, but a tree of {self.tiles} tiles has depths 0 to {self.depths - 1}")
-        return torch.arange(2**depth + 1, device=self.order.device) * self.tiles >> depth
+        found = self._starts.get(depth)
+        if found is None:
+            found = self._starts[depth] = torch.arange(2**depth + 1, device=self.order.device) * self.tiles >> depth
+        return found
 
     def node_of_tiles(self, depth: int) -> Tensor:
         """[tiles] int64: the node of that depth which holds each tile."""
         starts = self.starts(depth)
-        return torch.repeat_interleave(starts[1:] - starts[:-1])
+        return torch.repeat_interleave(starts.diff(), output_size=self.tiles)
 
     def tiles_of_nodes(self, depth: int) -> tuple[Tensor, Tensor]:
         """[2^depth, width] int64: each node's tiles, its last one repeated to equal width; and bool: not a repeat."""

@@ -95,6 +95,7 @@ class _Iterations:
     def __init__(self, passes: Passes, u: Tensor, v: Tensor, tol: float, options: Options):
         self.passes, self.tol, self.options = passes, tol, options
         self.u, self.v = u, v
+        self.weightless = passes.y.weight == 0
         self.mixer = Anderson(passes.y.weight, memory=options.memory)
         self.unmixed: tuple[Tensor, Tensor] | None = None  # where the last half-steps led, if v was mixed from there
         self.best: Outcome | None = None  # of this mask
@@ -108,7 +109,7 @@ class _Iterations:
 
     def run(self) -> Outcome:
         while True:
-            dual = self._row_half_step()
+            dual, left_out = self._row_half_step()
             if self.unmixed is not None and self._is_worse(dual):
                 self._take_back(self.unmixed)
                 continue
@@ -119,7 +120,6 @@ class _Iterations:
                 )
             if self.best is not None and self.options.is_late:
                 return self._ended(self.best)
-            left_out = float(self.passes.omitted(self.u, self.v))
             # without pairs the dual value is too large, by -log(1 - what rows leave out)
             if left_out <= MOST_OMITTED:
                 self.best_dual = max(self.best_dual, dual - 2 * left_out)
@@ -172,8 +172,8 @@ class _Iterations:
         self.passes.refresh(self.u, self.v, share / self.slack)
         self.refreshed_at, self.best = self.n_passes, None
 
-    def _row_half_step(self) -> float:
-        """Dual value in eps after it: of exact rows, sum P is one."""
+    def _row_half_step(self) -> tuple[float, float]:
+        """Dual value in eps after it, for of exact rows sum P is one; and what tile pairs left out hold at most."""
         passes, full = self.passes, self.options.correction is Correction.FULL
         found = passes.row_pass(self.u, self.v, robust=self.robust, partial=full)
         self.n_passes += 1
@@ -181,9 +181,9 @@ class _Iterations:
             self.u, self.v = corrected(passes.x, passes.y, passes.coarse, self.u, self.v, found)
         else:
             self.u = plain(passes.x, self.u, found)
-        of_x = torch.where(passes.x.weight > 0, passes.x.weight * self.u, 0.0).sum()
-        of_y = torch.where(passes.y.weight > 0, passes.y.weight * self.v, 0.0).sum()
-        return math.log(2.0) * float(of_x + of_y)
+        dual = passes.x.weight @ self.u + passes.y.weight @ self.v
+        in_bits, left_out = torch.stack([dual, passes.omitted(self.u, self.v)]).tolist()
+        return math.log(2.0) * in_bits, left_out
 
     def _is_worse(self, dual: float) -> bool:
         slack = DUAL_SLACK * min(self.residual, 1.0) ** 2 + DUAL_ROUNDING * abs(self.best_dual)
@@ -195,8 +195,7 @@ class _Iterations:
         passes, partial = self.passes, self.options.correction is not Correction.NONE
         found = passes.column_pass(self.u, self.v, robust=self.robust, partial=partial)
         self.n_passes += 1
-        weight = passes.y.weight
-        off = torch.where(weight > 0, weight * (found.log2_sums.exp2() - 1.0), 0.0)
+        off = (found.log2_sums.exp2() - 1.0).mul_(passes.y.weight).masked_fill_(self.weightless, 0.0)
         numbers = torch.stack([off.abs().sum(), off.sum() + 1.0, passes.omitted(self.u, self.v)])
         self.residual, self.mass, self.omitted = numbers.tolist()
         return found

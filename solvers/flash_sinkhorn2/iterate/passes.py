@@ -52,6 +52,7 @@ class ScreenedPasses:
         self._at: tuple[Tensor, Tensor] | None = None  # where the mask's bounds hold
         self._budget: float | None = None  # to thin to
         self._measured: dict[bool, tuple[Tensor, Tensor, Tensor]] = {}  # by rows: tile maxima, and where
+        self._weightless = {True: x.weight == 0, False: y.weight == 0}  # by rows
         self._lost_mass = 0.0  # of rows that met nearly nothing in the last row pass
         if mask is not None:
             self._take(mask)
@@ -83,7 +84,7 @@ class ScreenedPasses:
         self._at, self._budget, self._measured = (u, v), None, {}
 
     def _rises(self, u: Tensor, v: Tensor, at: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        return _tile_rise(self.x, u - at[0]), _tile_rise(self.y, v - at[1])
+        return _tile_rise(self.x, u, at[0]), _tile_rise(self.y, v, at[1])
 
     def bounds(self, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """[tiles] float64 each, of what any row or column leaves out at u, v: the mask's, for sums grow by
@@ -103,6 +104,11 @@ class ScreenedPasses:
         miss their mass, and then others have it too much."""
         x, y = self.x, self.y
         rises = self._rises(u, v, self._at) if self._at else None
+        if rises and u.is_cuda:
+            from . import triton_omitted  # Triton need not be there on machines without a GPU
+
+            least = triton_omitted.omitted(x, y, self.mask.row_bound, self.mask.col_bound, *rises)
+            return least + 2 * self._lost_mass
         rows, cols = self._grown(rises) if rises else (self.mask.row_bound, self.mask.col_bound)
         bounds = [(x.mass * rows).sum(), (y.mass * cols).sum()]
         if rises:
@@ -164,10 +170,11 @@ class ScreenedPasses:
         """And whether sums of rows left the range of plain passes, or rows met no tile."""
         found = sweep(rows, cols, starts, lists, u, v, self.k, robust=robust, partial=partial)
         self.pairs_done += float(len(lists)) * rows.tree.tile**2
-        flagged = ~(found.log2_sums.abs() <= LARGEST_PLAIN) & (rows.weight > 0)
-        out_of_range = bool(flagged.any())
+        logarithms = found.log2_sums.masked_fill(self._weightless[rows is self.x], 0.0).abs_()
+        out_of_range = not float(logarithms.amax()) <= LARGEST_PLAIN  # nan is
         if robust or not out_of_range:
             return found, out_of_range
+        flagged = ~(logarithms <= LARGEST_PLAIN)
         tile = rows.tree.tile
         tiles = flagged.view(-1, tile).any(1)
         entries, _ = _entries_of(tiles, starts)
@@ -190,6 +197,10 @@ def _entries_of(tiles: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
     return entries, of[entries]
 
 
-def _tile_rise(cloud: TiledCloud, change: Tensor) -> Tensor:
-    """[tiles]: the largest change of a potential at the tile's points with weight; -inf where there are none."""
-    return torch.where(cloud.weight > 0, change, -torch.inf).view(cloud.tree.tiles, -1).amax(1)
+def _tile_rise(cloud: TiledCloud, now: Tensor, before: Tensor) -> Tensor:
+    """[tiles]: the largest increase of a potential at the tile's points with weight; -inf where there are none."""
+    if now.is_cuda:
+        from .triton_omitted import tile_rise
+
+        return tile_rise(cloud, now, before)
+    return torch.where(cloud.weight > 0, now - before, -torch.inf).view(cloud.tree.tiles, -1).amax(1)

@@ -14,8 +14,8 @@ from ..geometry import TiledCloud
 from ..sweep import Pass
 
 # A half-step: the first lets mass move too little where it parts within a tile. On a GPU, where a balance costs more
-# beside a pass, a second one has not been measured.
-BALANCES = {"cpu": 2, "cuda": 1}
+# beside a pass, there is no second one.
+BALANCES = 2
 
 
 class Correction(StrEnum):
@@ -43,8 +43,15 @@ def corrected(
     S is then formed again at w, and balanced again, as often as BALANCES says.
     """
     assert found.partial is not None
+    if u.is_cuda:
+        from . import triton_updates  # Triton need not be there on machines without a GPU
+
+        of_pass = found.partial, found.anchor, found.log2_sums
+        S = triton_updates.tile_matrix(rows, coarse.pairs.row_starts, *of_pass)
+        w = coarse.balance(S, rows.mass, cols.mass)
+        return triton_updates.half_step(rows, cols, coarse.pairs.row_starts, coarse.pairs.cols, u, v, w, *of_pass)
     w, sums, anchor = torch.zeros_like(cols.mass), found.log2_sums, found.anchor.double()
-    for balanced in range(BALANCES[u.device.type]):
+    for balanced in range(BALANCES):
         factor = torch.where(rows.weight > 0, rows.weight * (anchor - sums).exp2(), 0.0)
         S = coarse.tile_matrix(found.partial, factor)
         if balanced:

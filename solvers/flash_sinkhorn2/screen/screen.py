@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ..geometry import TiledCloud
@@ -24,9 +25,10 @@ def screen(x: TiledCloud, y: TiledCloud, u: Tensor, v: Tensor, k: float, *, budg
     for name, value in (("k", k), ("budget", budget)):
         if not 0 < value < float("inf"):
             raise ValueError(f"{name} is {value}: give a positive finite number")
-    for name, cloud, potential in (("u", x, u), ("v", y, v)):
-        if not bool((potential.isfinite() | (cloud.weight == 0)).all()):
-            raise ValueError(f"{name} is not finite where there is weight: screen at the last finite potentials")
+    finite = torch.stack([(p.isfinite() | (cloud.weight == 0)).all() for cloud, p in ((x, u), (y, v))]).tolist()
+    if not all(finite):
+        name = "v" if finite[0] else "u"
+        raise ValueError(f"{name} is not finite where there is weight: screen at the last finite potentials")
     pairs = walk(levels(x, u), levels(y, v), k, threshold=budget / 2, chunk=chunk)
     mask = mask_of(pairs.rows, pairs.cols, pairs.row_bound, pairs.col_bound)
     most = pairs.exponent.double().exp2_()
