@@ -89,9 +89,9 @@ def _level(pairs: Pairs, row_tree: Depths, row_depth: int | None, col_tree: Dept
     shape = _nodes(row_tree, coarser[0]), _nodes(col_tree, coarser[1])
     keys = row_parents[pairs.row_of_entries] * shape[1] + col_parents[pairs.cols]
     keys, entries = keys.to(index_type(shape[0] * shape[1])).sort(stable=True)  # half as long if it takes half the bits
-    starts = pad((keys[1:] != keys[:-1]).nonzero()[:, 0] + 1, (1, 0))
-    keys = keys[starts]
-    starts = pad(starts, (0, 1), value=len(entries))
+    starts = pad((keys[1:] != keys[:-1]).nonzero()[:, 0] + 1, (1, 1))
+    starts[-1] = len(entries)
+    keys = keys[starts[:-1]]
     coarse_pairs = pairs_of(keys // shape[1], keys % shape[1], shape)
     level = _level(coarse_pairs, row_tree, coarser[0], col_tree, coarser[1])
     index = index_type(len(entries))

@@ -54,7 +54,9 @@ def pairs_of(rows: Tensor, cols: Tensor, shape: tuple[int, int]) -> Pairs:
     """Of entries [K] without repeats that are in row order."""
     rows, cols = rows.to(torch.int32), cols.to(torch.int32)
     in_columns, to_columns = cols.sort(stable=True)
-    return Pairs(_starts(rows, shape[0]), cols, _starts(in_columns, shape[1]), rows[to_columns], to_columns)
+    found = Pairs(_starts(rows, shape[0]), cols, _starts(in_columns, shape[1]), rows[to_columns], to_columns)
+    found.row_of_entries = rows
+    return found
 
 
 def index_type(n: int) -> torch.dtype:
