@@ -9,15 +9,14 @@ from compile_sweeps import inspect
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from solvers.flash_sinkhorn2.sweep.partial_kernels import multiply_kernel, reduce_kernel
+from solvers.flash_sinkhorn2.sweep.partial_kernels import reduce_kernel
 from solvers.flash_sinkhorn2.sweep.triton_partial import AT_ONCE
 
-KINDS = {"partial": "*fp32", "starts": "*i64", "lists": "*i32"}
+KINDS = {"partial": "*fp32", "starts": "*i64"}
 ROWS = {"T": 32, "AT_ONCE": AT_ONCE}
 VARIANTS = [
     (reduce_kernel, {**ROWS, "MAXIMUM": False}),
     (reduce_kernel, {**ROWS, "MAXIMUM": True}),
-    (multiply_kernel, {**ROWS, "T": 64}),
 ]
 
 if __name__ == "__main__":

@@ -31,10 +31,6 @@ def tile_matrix(pairs: Pairs, partial: Tensor, factor: Tensor) -> Tensor:
 
 def corrected_sums(pairs: Pairs, partial: Tensor, multipliers: Tensor) -> Tensor:
     """[rows * T] float64: sum over tiles J of s_iJ multipliers_J, multipliers [columns]."""
-    if partial.is_cuda:
-        from ..sweep.triton_partial import multiplied
-
-        return multiplied(partial, pairs.row_starts, pairs.cols, multipliers)
     entries = torch.arange(len(pairs.cols), dtype=torch.int32, device=partial.device)
     values = multipliers.to(partial.dtype)[pairs.cols]
     return (compressed_rows(pairs.row_starts, entries, values, len(entries)) @ partial).double().flatten()

@@ -1,4 +1,4 @@
-"""Triton kernels over the partial sums of a pass, a point against a tile: one program a row tile and its list."""
+"""Triton kernel over the partial sums of a pass, a point against a tile: one program a row tile and its list."""
 
 from __future__ import annotations
 
@@ -20,19 +20,3 @@ def reduce_kernel(partial, starts, factor, out, T: tl.constexpr, AT_ONCE: tl.con
         weighted = tl.where(b_factor > 0, s.to(tl.float64) * b_factor, 0.0)
         found = tl.max(weighted, 1) if MAXIMUM else tl.sum(weighted, 1)
         tl.store(out + pair, found, pair < last)
-
-
-@triton.jit
-def multiply_kernel(partial, starts, lists, multipliers, out, T: tl.constexpr, AT_ONCE: tl.constexpr):
-    """out [N] float64: of each row, sum over its tile's list of s_iJ multipliers_J."""
-    tile = tl.program_id(0).to(tl.int64)
-    place = tl.arange(0, T)
-    last = tl.load(starts + tile + 1)
-    total = tl.zeros([AT_ONCE, T], tl.float64)
-    for start in range(tl.load(starts + tile), last, AT_ONCE):
-        pair = start + tl.arange(0, AT_ONCE)
-        there = pair < last
-        s = tl.load(partial + pair[:, None] * T + place[None, :], there[:, None], other=0.0)
-        multiplier = tl.load(multipliers + tl.load(lists + pair, there, other=0))
-        total += s.to(tl.float64) * multiplier[:, None]
-    tl.store(out + tile * T + place, tl.sum(total, 0))

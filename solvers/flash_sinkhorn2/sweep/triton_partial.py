@@ -7,7 +7,7 @@ from torch import Tensor
 
 from solvers.flash_sinkhorn.sweeps.launching import launch
 
-from .partial_kernels import multiply_kernel, reduce_kernel
+from .partial_kernels import reduce_kernel
 
 AT_ONCE = 16  # tile pairs
 
@@ -19,13 +19,4 @@ def reduced(partial: Tensor, starts: Tensor, factor: Tensor, *, maximum: bool = 
     out = torch.empty(len(partial), dtype=torch.float64, device=partial.device)
     options = {"T": tile, "AT_ONCE": AT_ONCE, "MAXIMUM": maximum, "num_warps": 1}
     launch(reduce_kernel, (len(starts) - 1, 1, 1), (partial, starts, factor, out), options)
-    return out
-
-
-def multiplied(partial: Tensor, starts: Tensor, lists: Tensor, multipliers: Tensor) -> Tensor:
-    """[tiles * T] float64: of each row the sum over tiles J of s_iJ multipliers_J; multipliers [columns] float64."""
-    tile, tiles = partial.shape[1], len(starts) - 1
-    out = torch.empty(tiles * tile, dtype=torch.float64, device=partial.device)
-    options = {"T": tile, "AT_ONCE": AT_ONCE, "num_warps": 1}
-    launch(multiply_kernel, (tiles, 1, 1), (partial, starts, lists, multipliers, out), options)
     return out

@@ -36,7 +36,7 @@ def sweep_triton(
     run = _Sweep(rows, cols, starts, lists, v, k)
     anchor = run.anchor(u) if robust else torch.zeros_like(u, dtype=torch.float32)
     side = frame(rows, u - anchor if robust else u, run.k)
-    stored = torch.empty(lists.shape[0], rows.tree.tile, device=u.device) if partial else None
+    stored = torch.empty(lists.shape[0], rows.tree.tile, dtype=torch.float32, device=u.device) if partial else None
     return run(side, anchor=anchor, partial=stored), stored, anchor
 
 
