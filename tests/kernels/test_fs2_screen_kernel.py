@@ -83,5 +83,6 @@ def screened(n, m, d, device):
     weights = [torch.rand(size, generator=generator, dtype=torch.float64).to(device) for size in (n, m)]
     x, y = tiled_clouds(*points, *weights)
     mask = screen(x, y, torch.zeros_like(x.weight), torch.zeros_like(y.weight), 0.7 * n ** (2 / d), budget=1e-3)
-    cost = 1e-4 * torch.frac(0.618 * mask.row_of_entries().double() + 0.733 * mask.cols)
+    # as good as random: costs of a list that are one float32 would be left out or kept together on a GPU only
+    cost = 1e-4 * torch.frac(1e4 * torch.sin(12.9898 * mask.row_of_entries().double() + 78.233 * mask.cols)).abs()
     return (x, y), (mask, thin(mask, cost, 1e-4 - cost, budget=2e-3))
