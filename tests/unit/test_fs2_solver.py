@@ -15,6 +15,7 @@ from fsbench.api import Clouds
 from fsbench.metrics import score
 from solvers.flash_sinkhorn2 import solver
 from solvers.flash_sinkhorn2.cascade import cascade, levels
+from solvers.flash_sinkhorn2.iterate import passes
 from solvers.flash_sinkhorn2.solver import solve
 
 ROUNDING = 1e-5
@@ -101,6 +102,15 @@ class TestFamilies:
         x, y, a, b, eps = FAMILIES["cube to normal"]
         found, residual = judged(x, y, a, b, eps=eps, tol=1e-2, **options)
         assert found.converged and residual <= 1e-2 + ROUNDING
+
+    @pytest.mark.parametrize("lasting", [True, False])
+    def test_without_room_for_partial_sums_half_steps_are_plain(self, lasting, monkeypatch):
+        x, y, a, b, eps = FAMILIES["cube to normal"]
+        corrected, _ = judged(x, y, a, b, eps=eps, tol=1e-2, lasting=lasting)
+        monkeypatch.setattr(passes, "PARTIAL_SHARE", 0.0)
+        found, residual = judged(x, y, a, b, eps=eps, tol=1e-2, lasting=lasting)
+        assert found.converged and residual <= 1e-2 + ROUNDING
+        assert found.n_passes > corrected.n_passes
 
     @pytest.mark.parametrize("name", ["cube to normal", "clusters", "uneven weights"])
     def test_lasting_masks_are_chosen_less_often(self, name):

@@ -177,7 +177,7 @@ class _Iterations:
         passes, full = self.passes, self.options.correction is Correction.FULL
         found = passes.row_pass(self.u, self.v, robust=self.robust, partial=full)
         self.n_passes += 1
-        if full:
+        if full and found.partial is not None:
             self.u, self.v = corrected(passes.x, passes.y, passes.coarse, self.u, self.v, found)
         else:
             self.u = plain(passes.x, self.u, found)
@@ -203,6 +203,8 @@ class _Iterations:
     def _column_half_step(self, found: Pass) -> Tensor:
         """v, unmixed; u moves along where the correction moves it, for the next row pass."""
         passes = self.passes
+        if found.partial is None:
+            return plain(passes.y, self.v, found)
         if self.options.correction is Correction.FULL:
             v, self.u = corrected(passes.y, passes.x, passes.coarse.mirrored, self.v, self.u, found)
             return v

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -17,6 +19,7 @@ LARGEST_PLAIN = 60.0  # of a row's |log2 sum|: times multipliers of e^-30 to e^3
 SCREENED_SHARE = 0.25  # of a budget: bounds of boxes are a few times what is there, the rest is for measured sums
 LEAST_LOG2_SUM = -1000.0  # of rows that meet nothing
 LOST = 2.0**-120  # of a tile's sum: smaller terms are no float32
+PARTIAL_SHARE = 1 / 8  # of the device's memory: more partial sums than fit there are not kept, and nothing corrected
 
 
 class Passes(Protocol):
@@ -26,6 +29,7 @@ class Passes(Protocol):
     y: TiledCloud
     coarse: Coarse
 
+    # partial: whether to keep partial sums, of masks for which there is room
     def row_pass(self, u: Tensor, v: Tensor, *, robust: bool, partial: bool) -> Pass: ...
 
     def column_pass(self, u: Tensor, v: Tensor, *, robust: bool, partial: bool) -> Pass: ...
@@ -60,11 +64,13 @@ class ScreenedPasses:
     def refresh(self, u: Tensor, v: Tensor, budget: float) -> None:
         screened = SCREENED_SHARE * budget if self.thins else budget
         self._take(screen(self.x, self.y, u, v, self.k, budget=screened))
-        self._at, self._budget, self._measured = (u, v), budget if self.thins else None, {}
+        self._at, self._budget, self._measured = (u, v), budget if self.thins and self._has_room else None, {}
         self.n_screens += 1
 
     def _take(self, mask: Mask) -> None:
         self.mask, self.coarse = mask, Coarse(mask, self.x.tree, self.y.tree)
+        partial_bytes = 4 * len(mask.cols) * self.x.tree.tile
+        self._has_room = partial_bytes <= PARTIAL_SHARE * _memory_bytes(mask.cols.device)
 
     def _thin(self) -> None:
         """By what the last passes measured, moved to where the last of them was."""
@@ -123,7 +129,7 @@ class ScreenedPasses:
         if len(self._measured) == 2:
             self._thin()
         mask, self._lost_mass = self.mask, 0.0
-        partial = partial or self._budget is not None
+        partial = (partial or self._budget is not None) and self._has_room
         found, out_of_range = self._pass(self.x, self.y, mask.row_starts, mask.cols, u, v, robust, partial)
         if self._budget is not None:
             self._measured = {True: (tile_maxima(self.x, mask.row_starts, found), u, v)}
@@ -131,7 +137,7 @@ class ScreenedPasses:
 
     def column_pass(self, u: Tensor, v: Tensor, *, robust: bool, partial: bool) -> Pass:
         mask = self.mask
-        partial = partial or self._budget is not None
+        partial = (partial or self._budget is not None) and self._has_room
         found, out_of_range = self._pass(self.y, self.x, mask.col_starts, mask.rows, v, u, robust, partial)
         if self._measured:
             self._measured[False] = tile_maxima(self.y, mask.col_starts, found), u, v
@@ -204,3 +210,10 @@ def _tile_rise(cloud: TiledCloud, now: Tensor, before: Tensor) -> Tensor:
 
         return tile_rise(cloud, now, before)
     return torch.where(cloud.weight > 0, now - before, -torch.inf).view(cloud.tree.tiles, -1).amax(1)
+
+
+@lru_cache
+def _memory_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -20,7 +20,7 @@ BALANCES = 2
 
 class Correction(StrEnum):
     """full: both half-steps, from the partial sums of each point; lite: the column half-step alone, from the plan's
-    mass a tile pair; none: plain half-steps."""
+    mass a tile pair; none: plain half-steps. Where partial sums would take too much memory, all are plain."""
 
     FULL = "full"
     LITE = "lite"
