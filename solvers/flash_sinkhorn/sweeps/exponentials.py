@@ -53,10 +53,12 @@ def _over_groups(p):
 def add_powers(sums, t, SHARED: tl.constexpr):
     """sums [R, LANES] and those of 2^t over the columns of t [R, C]: C is 64 or more."""
     if SHARED:
-        for _ in tl.static_range(3):
-            t, others = _halved(t)
-            sums += _over_groups(tl.exp2(others))
-        sums += _over_groups(power_by_polynomial(t))
+        half, others = _halved(t)
+        p = _over_groups(tl.exp2(others))
+        quarter, others = _halved(half)
+        p += _over_groups(tl.exp2(others))
+        eighth, others = _halved(quarter)
+        p += _over_groups(power_by_polynomial(eighth) + tl.exp2(others))
     else:
-        sums += _over_groups(tl.exp2(t))
-    return sums
+        p = _over_groups(tl.exp2(t))
+    return sums + p
