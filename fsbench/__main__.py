@@ -136,15 +136,16 @@ def list_all(arguments: Sequence[str]) -> int:
     from fsbench.plan import settings_of
 
     options = _parser("list").parse_args(arguments)
+    config_dirs = compose.folders(options.config_dir)
     console = make_console()
     for group, key in (("solver", "label"), ("problem", "label"), ("experiment", "question")):
         console.print(Text(f"{group}s", style="bold"))
-        found = compose.names(group, options.config_dir)
+        found = compose.names(group, config_dirs)
         width = max(map(len, found), default=0)
         for name, path in sorted(found.items()):
             raw = compose.load_yaml(path)
             console.print(Text(f"  {name:<{width}}  {raw.get(key) or raw.get('_target_', '')}"), soft_wrap=True)
-            own = settings_of(compose.load_problem(name, options.config_dir)) if group == "problem" else {}
+            own = settings_of(compose.load_problem(name, config_dirs)) if group == "problem" else {}
             for setting, (value, words) in own.items():
                 line = f"  {'':<{width}}    problem_params.{name}.{setting}={value}: {words}"
                 console.print(Text(line, style="dim"), soft_wrap=True)
@@ -156,7 +157,7 @@ def doctor(arguments: Sequence[str]) -> int:
     from fsbench.doctor import examine
 
     options = _parser("doctor").parse_args(arguments)
-    return 0 if examine(make_console(), options.config_dir) else 130
+    return 0 if examine(make_console(), compose.folders(options.config_dir)) else 130
 
 
 def collect(arguments: Sequence[str]) -> int:

@@ -129,16 +129,22 @@ def load_problem(name: str, config_dirs: Iterable[Path] = ()) -> ProblemConf:
     return ProblemConf(name, _target(raw, where), params, tuple(raw.get("requires") or ()), label, float(m_per_n))
 
 
+def folders(config_dirs: Iterable[Path]) -> list[Path]:
+    """Whole paths of the folders of --config-dir. ConfigError if one is none."""
+    found = [Path(folder).resolve() for folder in config_dirs]
+    for folder in found:
+        if not folder.is_dir():
+            raise ConfigError(f"--config-dir {folder} is not a folder")
+    return found
+
+
 def composed(overrides: Iterable[str], config_dirs: Iterable[Path] = ()) -> dict[str, Any]:
     """The whole configuration for these command-line overrides as a plain dict, keys checked.
 
     `solver=` and `problem=` name files of conf/ but select from the grid, so they are not handed to Hydra, which
     would take them for config groups; nor is a whole `budget=`, which it would merge. Raises ConfigError.
     """
-    config_dirs = [Path(folder).resolve() for folder in config_dirs]
-    for folder in config_dirs:
-        if not folder.is_dir():
-            raise ConfigError(f"--config-dir {folder} is not a folder")
+    config_dirs = folders(config_dirs)
     known = [*(key for key in load_yaml(CONF / "config.yaml") if key != "defaults"), *_GROUPS]
     selected: dict[str, Any] = {}
     passed: list[str] = []

@@ -65,7 +65,8 @@ def examine(console: Console, config_dirs: Iterable[Path] = ()) -> bool:
     table.add_column("runs here", no_wrap=True)
     table.add_column("why not, and what to do", overflow="fold")
     for solver in solvers:
-        table.add_row(solver.name, *_verdict(missing[solver.name], records.get(solver.name)))
+        verdict = _verdict(missing[solver.name], records.get(solver.name))
+        table.add_row(*(Text(cell) for cell in (solver.name, *verdict)))  # errors may hold what looks like markup
     console.print(table)
     return None not in records.values()
 
@@ -156,6 +157,8 @@ def _verdict(missing: list[str], record: Record | None) -> tuple[str, str]:
 
 
 def _advice(record: Record) -> str:
+    if record["exit_code"] is not None:  # the end of its log says nothing of why
+        return ""
     text = f"{record['status_detail']} {record['traceback']}".lower()
     if "g++" in text or "compiler" in text:
         return "; apt install g++"

@@ -1,4 +1,4 @@
-"""What float32 coordinates within tiles may add to the residual."""
+"""What float32 coordinates within tiles, and potentials in float64, may add to the residual."""
 
 from __future__ import annotations
 
@@ -42,6 +42,12 @@ def of_kept_pairs(passes: ScreenedPasses, u: Tensor, v: Tensor) -> float:
     kept = rows.added(cols, k, far_rows, far_cols) + cols.added(rows, k, far_cols, far_rows)
     largest = sum(float(errors.max()) for _, errors in _largest_errors(x, y, k))
     return kept + float(passes.omitted(u, v)) * math.expm1(min(largest, LARGEST))
+
+
+def of_potentials(x: TiledCloud, y: TiledCloud, u: Tensor, v: Tensor) -> float:
+    """Each is off by half an ulp, and by as much again in units of the cost: of costs of 1e10 eps that is 1e-6."""
+    largest = sum(float(torch.where(c.weight > 0, w, 0.0).abs().max()) for c, w in ((x, u), (y, v)))
+    return math.expm1(min(2.0**-52 * math.log(2.0) * largest, LARGEST))
 
 
 def _largest_errors(x: TiledCloud, y: TiledCloud, k: float) -> list[tuple[TiledCloud, Tensor]]:

@@ -16,7 +16,7 @@ from .geometry import TiledCloud, from_tiles, tiled_clouds
 from .geometry.clouds import LARGEST_COST, LARGEST_DIMENSION
 from .iterate import Check, Correction, Options, ScreenedPasses
 from .plan.weightless import Weightless, extended, weightless
-from .rounding import SHARE, of_all_pairs, refined
+from .rounding import SHARE, of_all_pairs, of_potentials, refined
 
 RELAX = "relax the marginals with the dense solver, solvers.flash_sinkhorn (rho)"
 
@@ -155,6 +155,7 @@ def solved(
         found = solve_levels(of_x, of_y, eps=eps, cost_scale=cost_scale, tol=goal, options=options)
     outcome, passes = found.outcome, found.passes
     rounding = refined(rounding, passes, outcome.u, outcome.v, tol=tol)
+    rounding += of_potentials(of_x, of_y, outcome.u, outcome.v)
     converged = outcome.converged and outcome.residual + outcome.omitted + rounding <= tol
     apart = (
         weightless(x, inputs.a, of_y, inputs.y, outcome.v, passes.k),

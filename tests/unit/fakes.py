@@ -157,7 +157,7 @@ class FakeMeasurement:
     _nan_samples = _nan
 
     def _raise(self) -> None:
-        raise RuntimeError("deliberate failure")
+        raise RuntimeError("deliberate failure [/b] [link]")
 
     def _poison(self) -> None:
         global _poisoned

@@ -214,6 +214,8 @@ def test_list_is_fast_and_has_one_line_each(home):
         (["run", "experiment=table2", "epsilom=0.1"], "did you mean 'eps'?"),
         (["run", "experiment=table2", "--dry-ru"], "unknown option '--dry-ru'; did you mean '--dry-run'?"),
         (["run", "experiment=table2", "--config-dir", "nowhere"], "is not a folder"),
+        (["doctor", "--config-dir", "nowhere"], "is not a folder"),
+        (["list", "--config-dir", "nowhere"], "is not a folder"),
         (["run", "experiment=table2", "report=nonsense"], "'nonsense' of experiment 'table2' cannot be used: write a"),
         (["run", "experiment=table2", "report=experiments.nobody.report"], "no module experiments.nobody"),
         (["run", "experiment=table2", "report=experiments.table2.reprot", "--dry-run"], "did you mean 'report'?"),

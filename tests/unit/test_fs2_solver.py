@@ -261,3 +261,17 @@ class TestWords:
         arguments = {"x": torch.rand(9, 2), "y": torch.rand(9, 2), "eps": 0.1} | change
         with pytest.raises(ValueError, match=match):
             solve(arguments.pop("x"), arguments.pop("y"), **arguments)
+
+
+@pytest.mark.parametrize(("d", "eps", "tol"), [(1, 1e-4, 1e-6), (1, 5e-5, 1e-6), (2, 1e-4, 1e-5)])
+def test_of_far_clouds_the_bound_knows_what_float64_potentials_round(d, eps, tol):
+    """Costs of 1e10 eps: half an ulp of a potential is 1e-6 eps. Judged in longer arithmetic at what is returned."""
+    for seed in range(3):
+        x, y = rng(seed).random((400, d)), rng(seed + 9).random((300, d)) + 1000.0
+        found = solve(torch.from_numpy(x), torch.from_numpy(y), eps=eps, tol=tol)
+        cost = ((x[:, None].astype(np.longdouble) - y[None]) ** 2).sum(2)
+        f, g = found.f.numpy().astype(np.longdouble), found.g.numpy().astype(np.longdouble)
+        plan = np.exp((f[:, None] + g - cost) / np.longdouble(eps)) / (400 * 300)
+        residual = max(np.abs(plan.sum(1) - 1 / 400).sum(), np.abs(plan.sum(0) - 1 / 300).sum())
+        assert residual <= found.residual + found.omitted + 1e-9
+        assert not found.converged or residual <= tol
