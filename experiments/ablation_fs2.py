@@ -1,8 +1,9 @@
 """What is each part of FlashSinkhorn2 worth, against the published method and without it?
 
-One part is changed at a time: coarse correction full, lite or none, mixing, thinned masks, lasting masks, the size of
-tiles; and the method of arXiv 2610.02395 on the same tiles, with two levels, averaged updates, a new mask an update and
-a sampled check that sends it back to its cells. All are judged by the residual over all pairs of the points as given.
+One part is changed at a time: coarse correction full, lite or none, mixing, masks that last or are brief, thinned or
+not, the size of tiles; and the method of arXiv 2610.02395 on the same tiles, with two levels, averaged updates, a new
+mask an update and a sampled check that sends it back to its cells. All are judged by the residual over all pairs of the
+points as given.
 """
 
 from __future__ import annotations
