@@ -18,8 +18,8 @@ from solvers.flash_sinkhorn.sweeps.tiles import (
     LARGEST_DIRECT_DIMENSION,
     Precision,
     Tile,
-    fitted,
     padded_dimension,
+    small_tile,
     sweep_tile,
 )
 
@@ -82,9 +82,7 @@ def inspect(cubin: bytes) -> dict[str, object]:
 if __name__ == "__main__":
     for argument in sys.argv[1:]:
         name, d, *size = argument.split(":")
-        tile = sweep_tile(Precision(name), int(d))
-        if size == ["small"]:
-            tile = fitted(tile, 1024, 1024, multiprocessors=132)
+        tile = (small_tile if size == ["small"] else sweep_tile)(Precision(name), int(d))
         for rows_are_x in (True, False):
             kernel = compile_sweep(Precision(name), int(d), rows_are_x, tile)
             print(json.dumps({"variant": argument, "rows_are_x": rows_are_x, **inspect(kernel.asm["cubin"])}))

@@ -21,7 +21,7 @@ pytest.importorskip("triton")
 HERE = Path(__file__).parent
 VARIANTS = ["exact:1", "exact:3", "exact:16", "fast:1", "fast:3", "mixed:5"]
 VARIANTS += [f"{precision}:{d}" for precision in ("fast", "mixed", "exact") for d in (64, 128, 512)]
-VARIANTS += [f"{precision}:{d}:small" for precision in ("fast", "exact") for d in (64, 128, 512)]
+VARIANTS += [f"{precision}:{d}:small" for precision in ("fast", "mixed", "exact") for d in (64, 128, 512)]
 
 
 def run_script(name: str, *arguments: str, interpret: bool) -> list[dict]:

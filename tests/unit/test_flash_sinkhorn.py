@@ -15,7 +15,7 @@ import torch
 from fsbench.api import Problem, Spec
 from solvers.flash_sinkhorn import Precision, bench, solve
 from solvers.flash_sinkhorn.inputs.checks import checked_inputs
-from solvers.flash_sinkhorn.sweeps.tiles import column_splits, fitted, sweep_tile
+from solvers.flash_sinkhorn.sweeps.tiles import column_splits, fitted_tile, small_tile, sweep_tile
 
 
 def normal(n, d, seed=0, dtype=torch.float32):
@@ -228,15 +228,14 @@ def test_time_limit_stops_the_solve(device):
 
 @pytest.mark.parametrize("precision", Precision)
 @pytest.mark.parametrize("d", [3, 64, 128, 512])
-def test_small_clouds_get_small_tiles_where_larger_ones_would_leave_multiprocessors_idle(precision, d):
-    tile = sweep_tile(precision, d)
-    small = fitted(tile, 1024, 1024, multiprocessors=132)
-    programs = (1024 // small.rows) * (1024 // small.cols // 2)
-    assert (
-        programs >= min(128, (1024 // tile.rows) * (1024 // tile.cols // 2)) and small.coordinates == tile.coordinates
-    )
-    assert all(fitted(tile, n, n, multiprocessors=132) == tile for n in (2048, 50176))
-    assert fitted(small, 1024, 1024, multiprocessors=132) == small
+def test_clouds_get_small_tiles_where_large_ones_would_leave_multiprocessors_idle(precision, d):
+    small, large = small_tile(precision, d), sweep_tile(precision, d)
+    tiles = {n: fitted_tile(precision, d, n, n, multiprocessors=132) for n in (1024, 2048, 50176)}
+    assert tiles[50176] == large
+    # 16 x 4 large tiles of 128 x 256 pairs, two of which are the least a program takes, are 32 programs.
+    assert tiles[2048] == (small if large.cols == 256 else large)
+    assert tiles[1024] == (large if large.rows == 8 else small)
+    assert small.rows * small.cols < large.rows * large.cols or large.rows == 8
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ SMALLEST_DOT_DIMENSION = 16
 LARGEST_PACKED_DIMENSION = 5  # up to here the three products of split points fit into one
 HOPPER_SHARED_BYTES = 227 * 1024
 REGISTERS = 1 << 16  # of a multiprocessor
-SMALL_TILE = 64  # rows and columns, for clouds of a thousand points
+WORTH_SMALL_TILES = 0.75  # of the time that full use would give; small tiles load each point more often
 
 
 class Precision(StrEnum):
@@ -106,14 +106,38 @@ def sweep_tile(precision: Precision, d: int, shared_bytes: int = HOPPER_SHARED_B
     return Tile(128, 128, 64, 8, 3, 1)
 
 
-def fitted(tile: Tile, n_padded: int, m_padded: int, multiprocessors: int) -> Tile:
-    """The tile, or a smaller one that gives more multiprocessors work, none of them twice."""
-    small = Tile(SMALL_TILE, SMALL_TILE, tile.coordinates, 4, 2, 1)
-    programs, more = (
-        [rows // t.rows * _most_splits(cols // t.cols) for rows, cols in ((n_padded, m_padded), (m_padded, n_padded))]
-        for t in (tile, small)
+def small_tile(precision: Precision, d: int, shared_bytes: int = HOPPER_SHARED_BYTES) -> Tile:
+    """The tile for clouds of about a thousand points, of which those of `sweep_tile` leave multiprocessors idle."""
+    coordinates = sweep_tile(precision, d, shared_bytes).coordinates
+    if padded_dimension(d, packed=precision.packs(d)) <= coordinates or shared_bytes < HOPPER_SHARED_BYTES:
+        return Tile(64, 64, coordinates, 4, 2, 1)
+    if precision is Precision.FAST:
+        return Tile(64, 128, coordinates, 4, 3, 1)  # rows are loaded for each tile anew: the wider, the fewer times
+    return Tile(64, 64, coordinates, 4, 3 if coordinates == 64 else 4, 1)
+
+
+def fitted_tile(
+    precision: Precision,
+    d: int,
+    n_padded: int,
+    m_padded: int,
+    multiprocessors: int,
+    shared_bytes: int = HOPPER_SHARED_BYTES,
+) -> Tile:
+    """`sweep_tile`, or `small_tile` where that leaves the busiest multiprocessor much less to do."""
+    large, small = sweep_tile(precision, d, shared_bytes), small_tile(precision, d, shared_bytes)
+    of_large, of_small = (
+        sum(_busiest(tile, *shape, multiprocessors) for shape in ((n_padded, m_padded), (m_padded, n_padded)))
+        for tile in (large, small)
     )
-    return small if min(programs) < min(more) and max(more) <= multiprocessors else tile
+    return small if of_small < WORTH_SMALL_TILES * of_large else large
+
+
+def _busiest(tile: Tile, n_rows: int, n_cols: int, multiprocessors: int) -> int:
+    """Pairs that the busiest multiprocessor sweeps."""
+    blocks, tiles = n_rows // tile.rows, n_cols // tile.cols
+    splits = column_splits(blocks, tiles, multiprocessors * tile.resident)
+    return math.ceil(blocks * splits / multiprocessors) * math.ceil(tiles / splits) * tile.rows * tile.cols
 
 
 def column_splits(n_row_blocks: int, n_col_tiles: int, slots: int) -> int:

@@ -24,10 +24,9 @@ from .tiles import (
     Precision,
     Tile,
     column_splits,
-    fitted,
+    fitted_tile,
     padded_dimension,
     pair_unit,
-    sweep_tile,
 )
 
 PADDING = 256  # points; a multiple of every tile's rows and cols
@@ -77,8 +76,8 @@ class TritonSweeps(Sweeps[StoredCloud]):
         self.improvable = self.rounded or (self.packed and d <= LARGEST_DIRECT_DIMENSION)
         n_padded, m_padded = _round_up(n), _round_up(inputs.y.shape[-2])
         multiprocessors = max(1, _multiprocessors(inputs.x.device) // self.problems)  # each one's share
-        self.tile = tile or fitted(
-            sweep_tile(precision, d, _shared_bytes(inputs.x.device)), n_padded, m_padded, multiprocessors
+        self.tile = tile or fitted_tile(
+            precision, d, n_padded, m_padded, multiprocessors, _shared_bytes(inputs.x.device)
         )
         pairs = not self.direct and not self.packed
         x_split, y_split = pairs and precision.splits_x, pairs and precision.splits_y
