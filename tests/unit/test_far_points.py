@@ -11,9 +11,9 @@ from solvers.flash_sinkhorn import Plan, Precision, SamplesLoss, Updates, baryce
 from solvers.flash_sinkhorn.inputs import far
 from solvers.flash_sinkhorn.inputs.batches import checked_batch
 from solvers.flash_sinkhorn.iteration.batches import iterate_pairs, solved
+from solvers.flash_sinkhorn.iteration.fixed import iterated
 from solvers.flash_sinkhorn.iteration.loop import Method
 from solvers.flash_sinkhorn.iteration.self_transport import self_iterated, solve_self
-from solvers.flash_sinkhorn.iteration.solver import iterated
 from solvers.flash_sinkhorn.plan.averages import Motion
 
 SCALE, MASS, SPANS = 0.7, 1.7, (0.8, 10.0, 1e3, 1e5, 1e8, 1e30)

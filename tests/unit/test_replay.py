@@ -23,7 +23,7 @@ def problem(n, m, d, seed, size=1.0):
 def launched(monkeypatch, function, *clouds, **options):
     """Without recordings."""
     with monkeypatch.context() as patch:
-        patch.setattr(replay, "_small_together", lambda *tensors: 0)
+        patch.setattr(replay, "small_together", lambda *tensors: 0)
         return function(*clouds, **options)
 
 
@@ -49,7 +49,7 @@ def test_as_many_problems_as_are_small_are_one_recording(monkeypatch):
     x, y = torch.arange(10.0)[:, None], torch.arange(10.0)[:, None, None]
     for at_once, sizes in ((10, [10]), (128, [10]), (6, [5, 5]), (4, [4, 4, 2]), (1, [1] * 10), (0, [])):
         pieces.clear()
-        monkeypatch.setattr(replay, "_small_together", lambda *tensors, at_once=at_once: at_once)
+        monkeypatch.setattr(replay, "small_together", lambda *tensors, at_once=at_once: at_once)
         numbers = range(10)
         total, square = replay.replayed("kind", numbers, lambda k, x, y: (k + x + y, x * x), x, y)
         assert [len(piece) for piece in pieces] == sizes and sum(pieces, ()) == tuple(numbers)[: sum(sizes)]
@@ -59,7 +59,7 @@ def test_as_many_problems_as_are_small_are_one_recording(monkeypatch):
 @pytest.mark.parametrize(
     ("size", "at_once"), [(10, 128), (1 << 12, 64), (1 << 15, 1), ((1 << 15) + 1, 0), (1 << 11, 128)]
 )
-def test_how_many_problems_are_small_together(size, at_once):
+def test_how_many_problems_aresmall_together(size, at_once):
     class Points:
         device = torch.device("cuda")
         shape = (200, size, 1)
@@ -68,9 +68,9 @@ def test_how_many_problems_are_small_together(size, at_once):
         def __len__(self):
             return 200
 
-    assert replay._small_together(Points(), Points()) == at_once
+    assert replay.small_together(Points(), Points()) == at_once
     Points.nbytes = 200 * (replay.LARGEST_BYTES // 6)  # of either cloud
-    assert replay._small_together(Points(), Points()) == min(at_once, 3)
+    assert replay.small_together(Points(), Points()) == min(at_once, 3)
 
 
 class Stream:
@@ -121,7 +121,7 @@ def test_the_second_call_of_a_kind_is_recorded_and_kinds_differ_by_every_number(
 
     monkeypatch.setattr(replay, "_Recording", Recording)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Current)
-    monkeypatch.setattr(replay, "_small_together", lambda *tensors: 128)
+    monkeypatch.setattr(replay, "small_together", lambda *tensors: 128)
     x = torch.ones(3, 2)
     for kind, numbers, expected in (
         ("a", (1, 2, 3), []), ("a", (1, 2, 3), ["record"]), ("a", (1, 2, 4), []), ("a", (1, 2, 3), ["replay"]),

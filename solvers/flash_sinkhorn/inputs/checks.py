@@ -192,15 +192,22 @@ def switch(name: str, value: Any) -> bool:
 
 def checked_weights(name: str, weight: torch.Tensor | None, points: torch.Tensor) -> torch.Tensor:
     """float64 [points], uniform if None."""
+    check_weights(name, weight, points)
     if weight is None:
         return torch.full((points.shape[0],), 1.0 / points.shape[0], dtype=torch.float64, device=points.device)
+    return weight.detach().double().contiguous()
+
+
+def check_weights(name: str, weight: torch.Tensor | None, points: torch.Tensor) -> None:
+    """Kind, shape and device. ValueError unless weight [points] may be that of the points."""
+    if weight is None:
+        return
     if not isinstance(weight, torch.Tensor) or not weight.is_floating_point():
         raise ValueError(f"{name} must be a floating-point torch tensor or None, got {kind_of(weight)}")
     if weight.shape != points.shape[:1]:
         raise ValueError(f"{name} must have shape [{points.shape[0]}], one weight a point, got {tuple(weight.shape)}")
     if weight.device != points.device:
         raise ValueError(f"{name} must be on {points.device} like its points, got {weight.device}")
-    return weight.detach().double().contiguous()
 
 
 def kind_of(value: object) -> str:

@@ -20,6 +20,9 @@ class Summary(NamedTuple):
     mass: float
 
 
+MASS = Summary._fields.index("mass")
+
+
 @dataclass(frozen=True)
 class Survey:
     """One cloud's summary, and sum_i weight_i x_i: float64 [d], on the cloud's device."""
@@ -38,17 +41,22 @@ def survey_batch(
     x: torch.Tensor, a: torch.Tensor, y: torch.Tensor, b: torch.Tensor
 ) -> tuple[list[tuple[Summary, Summary]], torch.Tensor]:
     """Of B problems, [B, ...] each: both clouds' summaries, and their weighted sums [B, 2, d]."""
+    numbers, sums = numbers_of(x, a, y, b)
+    return [(Summary(*of_x), Summary(*of_y)) for of_x, of_y in numbers.tolist()], sums
+
+
+def numbers_of(x: torch.Tensor, a: torch.Tensor, y: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`survey_batch` before the readback, which waits for the device: summaries are rows of numbers [B, 2, 6]."""
     if x.device.type == "cpu":
         found = [
             [torch.stack(of_both) for of_both in zip(_summarise(*of_x), _summarise(*of_y), strict=True)]
             for of_x, of_y in zip(zip(x, a, strict=True), zip(y, b, strict=True), strict=True)
         ]
         numbers, sums = (torch.stack(of_all) for of_all in zip(*found, strict=True))
-    else:
-        from .triton_survey import summarise  # Triton is there only where a GPU is
+        return numbers, sums
+    from .triton_survey import summarise  # Triton is there only where a GPU is
 
-        numbers, sums = summarise(x, a, y, b)
-    return [(Summary(*of_x), Summary(*of_y)) for of_x, of_y in numbers.tolist()], sums
+    return summarise(x, a, y, b)
 
 
 def _summarise(points: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

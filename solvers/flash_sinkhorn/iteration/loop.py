@@ -53,6 +53,11 @@ class Method:
     updates: Updates
     acceleration: bool
 
+    @property
+    def balanced(self) -> bool:
+        """Whether both marginals are."""
+        return self.rho_x is None and self.rho_y is None
+
     def set_epsilon(self, sweeps: Sweeps, eps: float, ratio: float) -> None:
         """`Sweeps.set_epsilon`, and the damping that follows."""
         sweeps.set_epsilon(eps, ratio)

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import torch
 
-from ..inputs.batches import Batch, problem
+from ..inputs.batches import Batch
 from ..inputs.checks import checked_inputs, member, positive, whole
-from ..sweeps.replay import replayed
 from ..sweeps.threads import undivided
 from ..sweeps.tiles import Precision
+from .as_given import AsGiven
+from .fixed import iterated
 from .loop import Check, Limits, Loop, Method, Updates
 from .start import iterate_from_best_start, squared_diameter
 
@@ -114,15 +115,22 @@ def solve(
     if annealing is not None and annealing > 0.99:
         raise ValueError(f"annealing must be a ratio in (0, 0.99], got {annealing:g}")
     updates, precision = member("updates", Updates, updates), member("precision", Precision, precision)
-    balanced = rho_x is None and rho_y is None
-    inputs = checked_inputs(x, y, a, b, eps=eps, cost_scale=cost_scale, balanced=balanced)
     method = Method(cost_scale, rho_x, rho_y, updates, acceleration)
+    given = None
+    if n_iterations is not None and annealing is None:
+        given = AsGiven(x, y, a, b, (eps,) * n_iterations, method, precision)
+        potentials = given.iterated()
+        if potentials is not None:
+            return _fixed(*potentials, given.levels, method, precision)
+    inputs = checked_inputs(x, y, a, b, eps=eps, cost_scale=cost_scale, balanced=method.balanced)
+    if given is not None:
+        given.expect_like(inputs)
     with undivided(inputs.x.device):
         levels = [] if annealing is None else _epsilons(squared_diameter(inputs, cost_scale), eps, annealing)
         if n_iterations is not None:
             levels += [eps] * n_iterations
             f, g = iterated(Batch.of(inputs), tuple(levels), method, precision)
-            return Result(f[0], g[0], eps, cost_scale, precision, len(levels), 2.0 * len(levels), None, None, ())
+            return _fixed(f[0], g[0], tuple(levels), method, precision)
         assert tol is not None
         loop = Loop(inputs, method, precision, started)
         for larger in levels:
@@ -147,23 +155,9 @@ def solve(
         )  # fmt: skip
 
 
-def iterated(
-    batch: Batch, levels: tuple[float, ...], method: Method, precision: Precision
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """f [B, n], g [B, m] of each problem after one iteration from zero at each level."""
-
-    def compute(unit: float, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        loop = Loop(problem(unit, *tensors), method, precision)
-        for eps in levels:
-            if eps != loop.eps:
-                loop.set_epsilon(eps)
-            loop.iterate()
-        return loop.potentials()
-
-    f, g = replayed(("iterations", levels, method, precision), batch.units, compute, *batch.tensors)
-    shift = levels[-1] * batch.log_mass / 2  # rounding moves masses from call to call: they are not recorded
-    rho_x, rho_y = method.rho_x, method.rho_y
-    return batch.extended(f - shift, g - shift, eps=levels[-1], cost_scale=method.cost_scale, rho_x=rho_x, rho_y=rho_y)
+def _fixed(f: torch.Tensor, g: torch.Tensor, levels: tuple[float, ...], method: Method, precision: Precision) -> Result:
+    count = len(levels)
+    return Result(f, g, levels[-1], method.cost_scale, precision, count, 2.0 * count, None, None, ())
 
 
 def _epsilons(start: float, eps: float, ratio: float) -> list[float]:

@@ -15,9 +15,9 @@ from ..inputs.batches import problem as problem_of
 from ..inputs.checks import Inputs, positive, whole
 from ..iteration.batch_loop import Together, taken
 from ..iteration.batches import BatchResult, Ended, iterate_pairs, iterate_selves, solved
+from ..iteration.fixed import iterated
 from ..iteration.loop import Limits, Method, Updates
 from ..iteration.self_transport import self_iterated
-from ..iteration.solver import iterated
 from ..sweeps.replay import Tensors, replayed
 from ..sweeps.tiles import Precision
 from .functions import Gradients, Term, full_precision

@@ -31,13 +31,15 @@ def replayed(
     kernels from the host, of all problems and of each. compute must not wait for the device, and returns new tensors.
     """
     count = len(tensors[0])
-    at_once = _small_together(*tensors)
+    at_once = small_together(*tensors)
     if at_once == 0:
         return _one_by_one(compute, numbers, tensors)
+    if count <= at_once:
+        return _replayed(kind, tuple(numbers), compute, tensors)
     size = -(-count // -(-count // at_once))
     pieces = [slice(start, start + size) for start in range(0, count, size)]
     found = [_replayed(kind, tuple(numbers[p]), compute, tuple(tensor[p] for tensor in tensors)) for p in pieces]
-    return found[0] if len(found) == 1 else tuple(torch.cat(parts) for parts in zip(*found, strict=True))
+    return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
 
 
 def _replayed(
@@ -91,7 +93,7 @@ _recordings: OrderedDict[Hashable, _Recording | None] = OrderedDict()  # None: s
 _lock = threading.Lock()
 
 
-def _small_together(x: torch.Tensor, y: torch.Tensor, *others: torch.Tensor) -> int:
+def small_together(x: torch.Tensor, y: torch.Tensor, *others: torch.Tensor) -> int:
     """How many of these problems are one recording; none where the GPU has enough to do with one."""
     if x.device.type != "cuda":
         return 0
