@@ -76,7 +76,9 @@ def _speedups(df: pd.DataFrame, ours: str, device: str) -> Table:
     groups = df.drop_duplicates("group_id").set_index("group_id")
     ratios = speedups(df, ours).reindex(groups.index)
     done = finished(df)
-    solved = {name: set(done.loc[done["solver"] == name, "group_id"]) for name in df["solver"].dropna().unique()}
+    names = df["solver"].dropna().unique()
+    solved = {name: set(done.loc[done["solver"] == name, "group_id"]) for name in names}
+    ran = {name: set(df.loc[df["solver"] == name, "group_id"]) for name in names}
     columns = [Column("over"), Column("residual", Unit.EXACT), Column("common cells", Unit.EXACT)]
     columns += [Column(name, Unit.RATIO) for name in ("geometric mean", "median", "least")]
     columns += [Column("ours alone", Unit.EXACT), Column("other alone", Unit.EXACT)]
@@ -87,12 +89,13 @@ def _speedups(df: pd.DataFrame, ours: str, device: str) -> Table:
             chosen = groups.index if target == "all" else groups.index[groups["tol"] == target]
             both = ratios[other].reindex(chosen).dropna() if other in ratios else pd.Series(dtype=float)
             means = [np.exp(np.log(both).mean()), both.median(), both.min()] if len(both) else [None] * 3
-            mine, theirs = solved[ours] & set(chosen), solved[other] & set(chosen)
+            met = ran[ours] & ran[other] & set(chosen)
+            mine, theirs = solved[ours] & met, solved[other] & met
             alone = [float(len(mine - theirs)), float(len(theirs - mine))]
             rows.append([label(other), target, float(len(both)), *means, *alone])
     notes = [
         "Time of the other solver over that of ours, at equal target, over the cells that both brought to it; alone:"
-        " cells that only one of the two brought to it.",
+        " cells that both were given and only one brought to it.",
         LOOKS,
     ]
     return Table(f"Speed-ups of {label(ours)} on {device}", columns, rows, notes, key_columns=2)

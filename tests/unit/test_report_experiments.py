@@ -277,6 +277,12 @@ def test_time_to_residual_compares_what_both_reached(tmp_path):
     assert ["1e-05", "1000", "n/c", "100", "n/c"] in times
 
 
+def test_cells_that_one_of_two_solvers_was_not_given_are_no_failures_of_it(tmp_path):
+    records = [each for each in residual_records() if (each["solver"], each["tol"]) != ("pot", 1e-2)]
+    time_to_residual.report(frame(records), tmp_path)
+    assert "| POT | all | 0 | – | – | – | 1 | 0 |" in (tmp_path / "speedups.md").read_text()
+
+
 def test_time_to_residual_draws_time_against_the_target(tmp_path):
     stems = {path.stem for path in time_to_residual.report(frame(list(residual_records())), tmp_path)}
     assert stems == {"table", "speedups", "cells", "reached", "time_tol_n1k"}
