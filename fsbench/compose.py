@@ -170,12 +170,21 @@ def composed(overrides: Iterable[str], config_dirs: Iterable[Path] = ()) -> dict
     where = f"experiment '{config['experiment']}'"
     check_keys(config, known, where)
     check_keys(config["timing"], TIMING_KEYS, f"timing of {where}")
-    if not isinstance(config["grid"], dict):
-        raise ConfigError(f"grid of {where} must hold gpu: and cpu: lists")
-    check_keys(config["grid"], ("gpu", "cpu"), f"grid of {where}")
-    for profile, axes in config["grid"].items():
-        check_keys(axes or {}, AXES, f"grid.{profile} of {where}")
+    for grid in grids(config):
+        check_keys(grid, ("gpu", "cpu"), f"grid of {where}")
+        for profile, axes in grid.items():
+            check_keys(axes or {}, AXES, f"grid.{profile} of {where}")
     return config
+
+
+def grids(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """The experiment's grids: mostly one; several where what goes with what is no product. ConfigError otherwise."""
+    raw = config["grid"]
+    found = raw if isinstance(raw, list) else [raw]
+    if not found or not all(isinstance(grid, dict) for grid in found):
+        where = f"experiment '{config['experiment']}'"
+        raise ConfigError(f"grid of {where} must hold gpu: and cpu: lists, or be a list of such grids")
+    return found
 
 
 def experiment_value(name: str, key: str, config_dirs: Iterable[Path] = ()) -> Any:

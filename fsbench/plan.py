@@ -78,7 +78,7 @@ class _Eps:
 def make_plan(overrides: Iterable[str], config_dirs: Iterable[Path] = (), *, gpu: bool | None = None) -> Plan:
     """Compose conf/ with the overrides and expand the grid.
 
-    Cells come problem by problem, sizes increasing, and the solvers of one comparison next to each other.
+    Cells come grid by grid, problem by problem, sizes increasing, and the solvers of one comparison next to each other.
     `gpu` says whether this machine has one (None: ask NVML). Raises ConfigError, one line.
     """
     overrides, config_dirs = list(overrides), list(config_dirs)
@@ -111,15 +111,15 @@ def make_plan(overrides: Iterable[str], config_dirs: Iterable[Path] = (), *, gpu
 
 
 def _expand(config: dict[str, Any], config_dirs: list[Path], device: str, timeout_s: float | None) -> tuple[Cell, ...]:
-    axes = _axes(config, device)
-    solvers = [compose.load_solver(name, config_dirs) for name in axes["solver"]]
-    problems = [compose.load_problem(name, config_dirs) for name in axes["problem"]]
-    solver_params = _extra_params("solver", config["solver_params"], axes["solver"])
-    problem_params = _extra_params("problem", config["problem_params"], axes["problem"])
-    families = {each.name: _own_family(each) for each in problems}
+    grids = _grids(config, device)
+    solvers = {name: compose.load_solver(name, config_dirs) for axes in grids for name in axes["solver"]}
+    problems = {name: compose.load_problem(name, config_dirs) for axes in grids for name in axes["problem"]}
+    solver_params = _extra_params("solver", config["solver_params"], list(solvers))
+    problem_params = _extra_params("problem", config["problem_params"], list(problems))
+    families = {name: _own_family(each) for name, each in problems.items()}
     for name, extra in problem_params.items():
         _check_family(families[name], f"problem_params.{name}", extra)
-    for solver in solvers:
+    for solver in solvers.values():
         known = constructor_arguments(solver.target)
         unknown = [] if known is None else [key for key in solver_params.get(solver.name, {}) if key not in known]
         if unknown:
@@ -134,15 +134,14 @@ def _expand(config: dict[str, Any], config_dirs: list[Path], device: str, timeou
         raise ConfigError("task=hvp needs a budget of kind to_residual, whose tol is that of the linear system")
 
     cells: dict[str, Cell] = {}
-    sizes = itertools.product(
-        problems, budgets, axes["dtype"], axes["n"], axes["m"] or [None], axes["d"], axes["eps"], axes["seed"]
-    )
-    for problem, budget, dtype, n, m, d, eps, seed in sizes:
+    sizes = ((axes["solver"], *size) for axes in grids for size in _sizes(axes, budgets))
+    for compared, name, budget, dtype, n, m, d, eps, seed in sizes:
+        problem = problems[name]
         m = max(1, round(n * problem.m_per_n)) if m is None else m
         size = {"n": n, "m": m, "d": d, "eps": eps.at(n, d), "seed": seed}
         settings = problem.params | problem_params.get(problem.name, {})
         _check_family(families[problem.name], f"problem={problem.name}", settings | size)
-        for solver in solvers:
+        for solver in map(solvers.__getitem__, compared):
             cell = Cell(
                 experiment=config["experiment"],
                 solver=solver.name,
@@ -172,12 +171,32 @@ def _expand(config: dict[str, Any], config_dirs: list[Path], device: str, timeou
     return tuple(cells.values())
 
 
-def _axes(config: dict[str, Any], device: str) -> dict[str, list[Any]]:
-    """One list an axis: the command line's, else the experiment's for this machine. Numbers sorted, names as given."""
-    grid = config["grid"]
-    own = dict(grid.get("gpu") or {})
-    if device == "cpu":
-        own |= grid.get("cpu") or {}
+def _sizes(axes: dict[str, list[Any]], budgets: list[Budget]) -> Iterable[tuple[Any, ...]]:
+    return itertools.product(
+        axes["problem"], budgets, axes["dtype"], axes["n"], axes["m"] or [None], axes["d"], axes["eps"], axes["seed"]
+    )
+
+
+def _grids(config: dict[str, Any], device: str) -> list[dict[str, list[Any]]]:
+    """The axes of each grid for this machine. Of several grids, each made for its problems, problem= picks some."""
+    profiles = ("gpu", "cpu") if device == "cpu" else ("gpu",)
+    own = [{k: v for name in profiles for k, v in (grid.get(name) or {}).items()} for grid in compose.grids(config)]
+    problems, wanted = [_listed(axes.get("problem")) for axes in own], _listed(config["problem"])
+    if wanted and len(own) > 1:
+        for name in wanted:
+            _one_of("problem", name, tuple(dict.fromkeys(itertools.chain(*problems))))
+        picked = ([name for name in wanted if name in known] for known in problems)
+        own = [axes | {"problem": names} for axes, names in zip(own, picked, strict=True) if names]
+        config = config | {"problem": None}
+    return [_axes(config, axes) for axes in own]
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def _axes(config: dict[str, Any], own: dict[str, Any]) -> dict[str, list[Any]]:
+    """One list an axis: the command line's, else the grid's own. Numbers sorted, names as given."""
     convert: dict[str, Callable[[str, Any], Any]] = {
         "n": _integer, "m": _integer, "d": _integer, "eps": _Eps.read,
         "seed": lambda name, value: _integer(name, value, least=0),
@@ -185,8 +204,7 @@ def _axes(config: dict[str, Any], device: str) -> dict[str, list[Any]]:
     }  # fmt: skip
     axes = {}
     for axis in compose.AXES:
-        value = config[axis] if config[axis] is not None else own.get(axis)
-        values = value if isinstance(value, list) else [] if value is None else [value]
+        values = _listed(config[axis] if config[axis] is not None else own.get(axis))
         if not values and axis != "m":
             raise ConfigError(f"{axis} is empty: give {axis}=[...] or list it in the experiment's grid")
         if axis in convert:

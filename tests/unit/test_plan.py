@@ -91,6 +91,40 @@ def test_every_spelling_of_a_number_is_the_same_cell(plan, spelling):
     assert cell.cell_id == same.cell_id
 
 
+@pytest.fixture
+def several(conf, plan):
+    """An experiment of two grids, the second with points of its own on a CPU."""
+    path = conf / "experiment" / "mine.yaml"
+    head, _, tail = EXPERIMENT.partition("grid:")
+    shared = "d: [3], eps: [0.1], seed: [0], dtype: [float32]"
+    first = f"gpu: {{solver: [toy, toy2], problem: [gaussian, clusters], n: [100], {shared}}}"
+    second = f"gpu: {{solver: [toy], problem: [clusters], n: [3000, 200], {shared}}}, cpu: {{n: [50]}}"
+    grids = f"grid: [{{{first}}}, {{{second}}}]"
+    path.write_text(f"{head}{grids}\nbudget{tail.partition('budget')[2]}")
+    return plan
+
+
+def test_several_grids_are_planned_one_after_the_other(several):
+    found = [(cell.problem, cell.n, cell.solver) for cell in several().cells]
+    first = [(problem, 100, solver) for problem in ("gaussian", "clusters") for solver in ("toy", "toy2")]
+    assert found == [*first, ("clusters", 200, "toy"), ("clusters", 3000, "toy")]
+    assert [cell.n for cell in several(gpu=False).cells] == [100] * 4 + [50]
+
+
+def test_of_several_grids_a_problem_picks_those_that_have_it(several):
+    assert [(cell.problem, cell.n) for cell in several("problem=gaussian").cells] == [("gaussian", 100)] * 2
+    assert [cell.n for cell in several("problem=[clusters]", "solver=toy").cells] == [100, 200, 3000]
+    assert {cell.n for cell in several("n=7").cells} == {7}
+    with pytest.raises(ConfigError) as error:
+        several("problem=[gaussian,translated]")
+    assert "problem must be one of gaussian, clusters, got 'translated'" in line_of(error)
+
+
+def test_cells_that_two_grids_share_are_measured_once(several):
+    cells = several("problem=clusters", "n=100").cells
+    assert [cell.solver for cell in cells] == ["toy", "toy2"]
+
+
 def test_eps_in_squared_spacings_follows_n_and_d(plan):
     cells = plan("solver=toy", "n=[64,1000]", "d=[2,3]", "eps=[16 spacing**2,0.3,1 spacing**2]").cells
     given = [(cell.n, cell.d, cell.eps) for cell in cells]
@@ -363,6 +397,7 @@ def test_unknown_keys_in_files(conf, plan, file, line, needle):
         ("budget:", "# budget:", "budget must be like"),
         ("problem: [gaussian], ", "", "problem is empty: give problem=[...]"),
         ("grid:", "grid: [", "cannot read"),
+        ("grid:", "grid: []\nlauncher:", "must hold gpu: and cpu: lists"),
     ],
 )
 def test_mistakes_inside_an_experiment(conf, plan, old, new, needle):
