@@ -9,7 +9,7 @@ import pandas as pd
 
 from fsbench.records import Status
 from fsbench.report import figures
-from fsbench.report.analysis import MEMORY, solver_stat
+from fsbench.report.analysis import MEMORY, finished, solver_stat
 from fsbench.report.style import MISSING, label, status_word, styles
 from fsbench.report.tables import Column, Entry, Table, Unit, entry, legend, significant, unmeasured
 
@@ -98,9 +98,14 @@ def with_counts(df: pd.DataFrame) -> pd.DataFrame:
     return df.assign(**{BLUR: blur_in_spacings(df)}, **{key: solver_stat(df, name) for key, name in names.items()})
 
 
-def problem_cells(df: pd.DataFrame, values: Mapping[str, Column], *, title: str, notes: Iterable[str] = ()) -> Table:
-    """A row for each cell, by problem, d, n and blur, solvers next to each other; `values` as in `tables.cells`."""
-    keys = {"problem": Unit.TEXT, "d": Unit.EXACT, "n": Unit.EXACT, BLUR: Unit.EXACT}
+def problem_cells(
+    df: pd.DataFrame, values: Mapping[str, Column], *, title: str, notes: Iterable[str] = (), more: Iterable[str] = ()
+) -> Table:
+    """A row for each cell, by problem, d, n and blur, solvers next to each other; `values` as in `tables.cells`.
+
+    more: columns of numbers that say what a problem is besides.
+    """
+    keys = {"problem": Unit.TEXT} | dict.fromkeys(("d", "n", BLUR, *more), Unit.EXACT)
     shown = [key for key in keys if key == "n" or df[key].nunique() > 1]
     columns = [*(Column(key, keys[key]) for key in shown), Column("solver"), *values.values()]
     look = list(styles(df["solver"].dropna()))
@@ -110,3 +115,34 @@ def problem_cells(df: pd.DataFrame, values: Mapping[str, Column], *, title: str,
         for _, record in order.sort_values([*keys, "place"]).iterrows()
     ]
     return Table(title, columns, rows, [*notes, *legend(rows)], len(shown) + 1)
+
+
+def reached(df: pd.DataFrame, group: pd.Series, device: str, notes: Iterable[str] = ()) -> Table:
+    """A row a solver: how many problems it brought to the target, by group, how many as it rounded them, the others.
+
+    group: what the column of each record says; columns in the order in which groups first occur.
+    """
+    groups = list(dict.fromkeys(group))
+    columns = [Column("solver"), *map(Column, groups), Column("all"), Column("on its rounded points"), Column("others")]
+    rows: list[list[Entry]] = []
+    words: list[list[Entry]] = []
+    for name in styles(df["solver"].dropna()):
+        own = df[df["solver"] == name]
+        done = finished(own)
+        lost = own.drop(index=done.index)
+        ends = lost.apply(status_word, axis=1).value_counts().sort_index() if len(lost) else pd.Series(dtype=int)
+        counts = [f"{(group[done.index] == each).sum()} of {(group[own.index] == each).sum()}" for each in groups]
+        rounded = own[own["residual_solved_l1"].notna()]
+        in_time = rounded["status"].isin([Status.OK, Status.NOT_CONVERGED]) & rounded["status_detail"].isna()
+        on_rounded = int((in_time & (rounded["residual_solved_l1"] <= rounded["tol"])).sum())
+        own_points = f"{on_rounded} of {len(own)}" if len(rounded) else MISSING
+        others = ", ".join(f"{number} {word}" for word, number in ends.items()) or None
+        rows.append([label(name), *counts, f"{len(done)} of {len(own)}", own_points, others])
+        words.append(list(ends.index))
+    shared = [
+        f"{BLUR_NOTE} Reached: in time, by the harness's residual over all pairs of the points as given.",
+        "On its rounded points: by the same residual of the points as a solver rounds them, where it returns these; no"
+        " claim on the problem as given.",
+    ]
+    title = f"Problems that reached the residual target on {device}"
+    return Table(title, columns, rows, [*shared, *notes, *legend(words)])

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from experiments.common import BLUR_NOTE, PUBLISHED, blur_in_spacings
+from experiments.common import PUBLISHED, blur_in_spacings, reached
 from experiments.general import LOOKS
-from fsbench.records import Status
 from fsbench.report import figures
-from fsbench.report.analysis import TIME, by_device, finished
-from fsbench.report.style import MISSING, count_text, label, number_text, status_word, styles
+from fsbench.report.analysis import TIME, by_device
+from fsbench.report.style import count_text, label, number_text, styles
 from fsbench.report.tables import Column, Entry, Table, Unit, entry, legend, write
 
 PUBLISHED_COUNTS = {"FlashSinkhorn 2": "32 of 32", "GeomLoss multiscale": "10 of 32"}
@@ -43,37 +42,12 @@ def report(df: pd.DataFrame, out_dir: Path) -> list[Path]:
 
 
 def _reached(df: pd.DataFrame, device: str) -> Table:
-    """A row a solver: how many problems of each size and blur it solved, how many as it rounded them, the others."""
-    groups = sorted(set(df[["n", "blur"]].dropna().itertuples(index=False, name=None)))
-    columns = [Column("solver"), *(Column(f"n = {count_text(n)}, blur {number_text(blur)}") for n, blur in groups)]
-    columns += [Column("all"), Column("on its rounded points"), Column("others")]
-    rows: list[list[Entry]] = []
-    words: list[list[Entry]] = []
-    for name in styles(df["solver"].dropna()):
-        own = df[df["solver"] == name]
-        done = finished(own)
-        lost = own.drop(index=done.index)
-        ends = lost.apply(status_word, axis=1).value_counts().sort_index() if len(lost) else pd.Series(dtype=int)
-        counts = [f"{len(_at(done, *group))} of {len(_at(own, *group))}" for group in groups]
-        rounded = own[own["residual_solved_l1"].notna()]
-        in_time = rounded["status"].isin([Status.OK, Status.NOT_CONVERGED]) & rounded["status_detail"].isna()
-        on_rounded = int((in_time & (rounded["residual_solved_l1"] <= rounded["tol"])).sum())
-        own_points = f"{on_rounded} of {len(own)}" if len(rounded) else MISSING
-        others = ", ".join(f"{number} {word}" for word, number in ends.items()) or None
-        rows.append([label(name), *counts, f"{len(done)} of {len(own)}", own_points, others])
-        words.append(list(ends.index))
+    """Counts of each size and blur."""
+    sizes = df.sort_values(["n", "blur"])
+    groups = [f"n = {count_text(n)}, blur {number_text(blur)}" for n, blur in sizes[["n", "blur"]].to_numpy()]
     published = ", ".join(f"{name} reached {count}" for name, count in PUBLISHED_COUNTS.items())
-    notes = [
-        f"{BLUR_NOTE} Reached: in time, by the harness's residual over all pairs of the points as given.",
-        "On its rounded points: by the same residual of the points as a solver rounds them, where it returns these; no"
-        " claim on the problem as given.",
-        f"{PUBLISHED}, on 32 problems that are not public: {published}.",
-    ]
-    return Table(f"Problems that reached the residual target on {device}", columns, rows, [*notes, *legend(words)])
-
-
-def _at(df: pd.DataFrame, n: float, blur: float) -> pd.DataFrame:
-    return df[(df["n"] == n) & (df["blur"] == blur)]
+    notes = [f"{PUBLISHED}, on 32 problems that are not public: {published}."]
+    return reached(sizes, pd.Series(groups, sizes.index, dtype=object), device, notes)
 
 
 def _problems(df: pd.DataFrame, column: str, title: str, unit: Unit) -> Table:
