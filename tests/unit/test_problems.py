@@ -19,6 +19,7 @@ SIZES: dict[str, tuple[int, int, int]] = {  # n, m, d of the families that do no
     "shell_torus": (301, 207, 3),
     "photographs": (301, 207, 3),
     "sheet_curve": (301, 207, 3),
+    "sheet_curve_thin": (301, 207, 3),
     "lidar": (301, 207, 3),
     "nbody": (301, 207, 3),
     "nbody_realisations": (301, 207, 3),
@@ -78,6 +79,7 @@ def test_data_depend_on_the_seed_and_not_on_eps(name: str) -> None:
         ("gaussian_1d", (1, 5, 1), {}, "n must be a whole number of at least 2"),
         ("gaussian_1d", (5, 5, 1), {"std": 0.0}, "std must be a number from"),
         ("uniform_gaussian", (5, 5, 1), {"std": -1.0}, "std must be a number from"),
+        ("uniform_gaussian", (5, 5, 1), {"offset": 1e7}, "offset must be a number from"),
         ("clusters", (5, 5, 1), {"count": 0}, "count must be a whole number from 1"),
         ("clusters", (5, 5, 1), {"std": 0.0}, "std must be a number from"),
         ("two_points", (2, 3, 1), {}, "m must be 2, got 3"),
@@ -134,6 +136,14 @@ def test_photographs_are_distinct_pixels_in_the_unit_cube() -> None:
 
     assert whole.x.mean() == pytest.approx(load_sample_image("china.jpg").mean() / 255, abs=1e-12)
     assert whole.x.min() >= 0 and whole.x.max() <= 1
+
+
+def test_an_offset_moves_both_clouds_up_to_rounding() -> None:
+    near, far = (make(name, size=(4096, 4096, 3)) for name in ("uniform_gaussian", "uniform_gaussian_far"))
+    # Half the gap between float64 numbers at 1,000, and between float32 numbers there: 2^-14 of the box's side.
+    for half_gap, dtype in ((2.0**-44, np.float64), (2.0**-15, np.float32)):
+        for here, there in ((near.x, far.x), (near.y, far.y)):
+            assert np.abs(there.astype(dtype).astype(np.float64) - 1000 - here).max() <= half_gap * (1 + 1e-6)
 
 
 def test_gaussian_1d_is_the_published_value() -> None:

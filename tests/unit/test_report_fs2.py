@@ -1,4 +1,4 @@
-"""Reports of FlashSinkhorn2's experiments: its parts, its growth, and where the dense solver is faster."""
+"""Reports of FlashSinkhorn2's experiments: its parts, its growth, its limits, where the dense solver is faster."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import pytest
 from record_factory import GPU, record
 
-from experiments import ablation_fs2, dimension, scaling_fs2
+from experiments import ablation_fs2, dimension, limits_fs2, scaling_fs2
 from fsbench.plan import make_plan
 from fsbench.records import Status
 from fsbench.report.analysis import solver_stat
@@ -131,10 +131,44 @@ class TestDimension:
         assert "faster where both finished: d = 6 at blur 2." in tables["table"]
 
 
-@pytest.mark.parametrize("name", ["ablation_fs2", "scaling_fs2", "dimension"])
-def test_reports_of_no_records_are_tables_without_rows(name, tmp_path):
-    report = {"ablation_fs2": ablation_fs2, "scaling_fs2": scaling_fs2, "dimension": dimension}[name].report
-    assert all(path.is_file() for path in report(join([]), tmp_path))
+class TestLimits:
+    @pytest.fixture
+    def tables(self, tmp_path):
+        """The package takes clusters as it rounds them, has no time for the wider blur and no plane."""
+        made = []
+        for problem, d, eps in (
+            ("clusters", 3, 9.68873e-05), ("clusters", 3, 9.68873e-03), ("uniform_gaussian", 2, 2.38419e-07),
+        ):  # fmt: skip
+            what = {"problem": problem, "n": 2**20, "d": d, "eps": eps}
+            made.append(counted("flash_sinkhorn2", time_s=2.0, peak_alloc_bytes=2**30, **what))
+            package = {"status": Status.TIMEOUT}
+            if d == 2:
+                package = {"status": Status.UNSUPPORTED, "status_detail": "it is for d=3\nand no other"}
+            elif eps < 1e-3:
+                package = {"status": Status.NOT_CONVERGED, "residual_solved_l1": 4e-3}
+            made.append(record("flash_sinkhorn_pypi_multiscale", **package, **TO_RESIDUAL, **what))
+        return written(limits_fs2.report, made, tmp_path)
+
+    def test_counts_are_of_each_problem(self, tables):
+        ours, package = rows_of(tables["reached"], "Problems that reached the residual target")
+        assert ours == ["FlashSinkhorn2 (ours)", "2 of 2", "1 of 1", "3 of 3", "–", "–"]
+        assert package[1:] == ["0 of 2", "0 of 1", "0 of 3", "1 of 3", "1 OOT, 1 n/c, 1 n/s"]
+        assert "flash-sinkhorn PyPI multiscale, TF32 on uniform_gaussian: it is for d=3." in tables["reached"]
+        assert "and no other" not in tables["reached"]
+
+    def test_every_cell_says_how_wide_the_box_is(self, tables):
+        rows = rows_of(tables["table"], "Every cell")
+        assert [row[:5] for row in rows[::2]] == [
+            ["clusters", "3", "1048576", "1", "101.6"], ["clusters", "3", "1048576", "10", "10.16"],
+            ["uniform_gaussian", "2", "1048576", "0.5", "2048"],
+        ]  # fmt: skip
+        assert rows[0][6:] == ["2.00", "0.00400", "–", "512"] and rows[1][6:9] == ["n/c", "0.200", "0.00400"]
+        assert rows[3][6:] == ["OOT"] * 4 and rows[5][6:] == ["n/s"] * 4
+
+
+@pytest.mark.parametrize("experiment", [ablation_fs2, scaling_fs2, limits_fs2, dimension])
+def test_reports_of_no_records_are_tables_without_rows(experiment, tmp_path):
+    assert all(path.is_file() for path in experiment.report(join([]), tmp_path))
 
 
 def test_grids_are_what_the_questions_ask():
@@ -146,3 +180,16 @@ def test_grids_are_what_the_questions_ask():
     assert parts["flash_sinkhorn2"] == {"correction": "full"} and len(parts) == 9
     assert {params.get("tile") for params in parts.values()} >= {16, 64}
     assert max(cell.n for cell in make_plan(["experiment=ablation_fs2"], gpu=False).cells) <= 4096
+
+
+def test_limits_are_those_published():
+    cells = make_plan(["experiment=limits_fs2"], gpu=True).cells
+    assert {cell.solver for cell in cells} == {"flash_sinkhorn2", "flash_sinkhorn_pypi_multiscale"}
+    blurs = {cell.eps**0.5 * cell.n ** (1 / 3) for cell in cells if cell.problem == "clusters" and cell.n == 2**22}
+    assert sorted(blurs) == pytest.approx([3, 10], rel=1e-5)  # eps has six digits
+    assert {cell.d for cell in cells if cell.eps <= 1 / 2000**2} == {2, 3}
+    offsets = {cell.problem: cell.problem_params.get("offset") for cell in cells}
+    assert offsets["uniform_gaussian_far"] == 1000 and offsets["uniform_gaussian"] is None
+    on_cpu = make_plan(["experiment=limits_fs2"], gpu=False).cells
+    assert {cell.problem for cell in on_cpu} == set(offsets) and max(cell.n for cell in on_cpu) <= 2**14
+    assert min(cell.eps for cell in on_cpu) <= 1 / 2000**2
