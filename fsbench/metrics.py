@@ -1,7 +1,8 @@
 """Score a pair of potentials on the clouds as given: marginal residuals, dual and primal value, in float64.
 
 All pairs, direct differences (x - y), exponents formed in float64 (float32 loses them where f / eps is 1e4), sums in
-float64. Extra memory is O(n + m) plus one bounded block. Nothing of what a solver says of itself is used.
+float64; a GPU passes over pairs of which boxes around points show that their exponential is zero in float64. Extra
+memory is O(n + m) plus one bounded block. Nothing of what a solver says of itself is used.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Row and column sums of exp(E), E_ij = (f_i + g_j - C_ij) / eps, in one pass over all pairs in float64 on CUDA.
 
 One exponential a pair serves both sides: rows are summed in registers, columns go to memory by one float64 atomic
-add per column and tile. Storage is O(n + m); nothing of size n * m is ever built.
+add per column and tile. Storage is O(n + m); nothing of size n * m is ever built. Points are sorted by place, and
+where the boxes of two blocks are so far apart that every exp(E) between them is exactly zero in float64, these zeros
+are not added up one by one.
 """
 
 from __future__ import annotations
@@ -12,8 +14,27 @@ import triton.language as tl
 
 BLOCK_ROWS = 64
 BLOCK_COLUMNS = 16
+BOXED = 64  # points that share a box: rows of a program, and columns
 COLUMNS_A_PROGRAM = 4096
 NUM_WARPS = 4
+ZERO = tl.constexpr(-750.0)  # exp is exactly zero below -745.2; the rest is for the rounding of exponents up to 1e15
+BOXED_COORDINATES = tl.constexpr(6)  # points are sorted by these, the first ones, and boxes are of them
+
+
+@triton.jit
+def _largest_exponent(rows, r, n_rows, cols, c, n_cols, scale, D: tl.constexpr):
+    """No E_ij between row box r of rows [2 K + 1, n_rows] and column box c is larger: the lows and highs of K coordinates
+    and the largest potential, float64."""
+    K: tl.constexpr = D if D < BOXED_COORDINATES else BOXED_COORDINATES
+    sq = scale - scale
+    for k in range(K):
+        row_low = tl.load(rows + k * n_rows + r)
+        row_high = tl.load(rows + (K + k) * n_rows + r)
+        col_low = tl.load(cols + k * n_cols + c)
+        col_high = tl.load(cols + (K + k) * n_cols + c)
+        gap = tl.maximum(tl.maximum(col_low - row_high, row_low - col_high), 0.0)
+        sq += gap * gap
+    return tl.load(rows + 2 * K * n_rows + r) + tl.load(cols + 2 * K * n_cols + c) - scale * sq
 
 
 @triton.jit
@@ -26,38 +47,52 @@ def plan_sums_fwd_kernel(
     b_ptr,  # [m] float64
     row_ptr,  # [n] out: sum_j b_j exp(E_ij), float64, zeroed by the caller
     col_ptr,  # [m] out: sum_i a_i exp(E_ij), float64, zeroed by the caller
+    row_boxes_ptr,  # [2 K + 1, n / BM] float64, as of `_boxes`
+    col_boxes_ptr,  # [2 K + 1, m / BOXED]
+    chunk_boxes_ptr,  # [2 K + 1, m / CHUNK]
     n,
     m,
+    n_row_boxes,
+    n_col_boxes,
+    n_chunks,
     cost_over_eps,  # [1] cost_scale / eps: in memory, because a scalar argument would be rounded to float32
     D: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
+    BOXED: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    i = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
-    first_column = tl.program_id(1).to(tl.int64) * CHUNK
+    block, chunk = tl.program_id(0), tl.program_id(1)
+    i = block.to(tl.int64) * BM + tl.arange(0, BM)
     scale = tl.load(cost_over_eps)
     b_a = tl.load(a_ptr + i, mask=i < n, other=0.0)  # [BM]
     b_f = tl.load(f_ptr + i, mask=i < n, other=float("-inf"))  # [BM]; -inf makes the padding's exp exactly 0
     b_row = tl.zeros([BM, BN], tl.float64)
-    for tile in range(CHUNK // BN):
-        # Each program starts at another tile, or all of them would add to the same addresses at once.
-        j = first_column + (tile + tl.program_id(0)) % (CHUNK // BN) * BN + tl.arange(0, BN)
-        b_b = tl.load(b_ptr + j, mask=j < m, other=0.0)  # [BN]
-        b_g = tl.load(g_ptr + j, mask=j < m, other=float("-inf"))  # [BN]
-        b_sq = tl.zeros([BM, BN], tl.float64)
-        x_k, y_k = x_ptr + i, y_ptr + j
-        for _ in range(D):
-            b_x = tl.load(x_k, mask=i < n, other=0.0)
-            b_y = tl.load(y_k, mask=j < m, other=0.0)
-            diff = b_x[:, None] - b_y[None, :]  # [BM, BN]
-            b_sq += diff * diff
-            x_k += n  # 64-bit pointer steps: d * n may pass 2^31
-            y_k += m
-        b_exp = tl.exp(b_f[:, None] + b_g[None, :] - scale * b_sq)  # [BM, BN]
-        b_row += b_exp * b_b[None, :]
-        b_col = tl.sum(b_exp * b_a[:, None], axis=0)  # [BN]
-        tl.atomic_add(col_ptr + j, b_col, mask=j < m, sem="relaxed")
+    BOXES: tl.constexpr = CHUNK // BOXED
+    boxes = 0
+    if _largest_exponent(row_boxes_ptr, block, n_row_boxes, chunk_boxes_ptr, chunk, n_chunks, scale, D) >= ZERO:
+        boxes = tl.minimum(BOXES, n_col_boxes - chunk * BOXES)
+    for step in range(boxes):
+        # Each program starts at another box, or all of them would add to the same addresses at once.
+        box = chunk * BOXES + (step + block) % boxes
+        if _largest_exponent(row_boxes_ptr, block, n_row_boxes, col_boxes_ptr, box, n_col_boxes, scale, D) >= ZERO:
+            for tile in range(BOXED // BN):
+                j = box.to(tl.int64) * BOXED + tile * BN + tl.arange(0, BN)
+                b_b = tl.load(b_ptr + j, mask=j < m, other=0.0)  # [BN]
+                b_g = tl.load(g_ptr + j, mask=j < m, other=float("-inf"))  # [BN]
+                b_sq = tl.zeros([BM, BN], tl.float64)
+                x_k, y_k = x_ptr + i, y_ptr + j
+                for _ in range(D):
+                    b_x = tl.load(x_k, mask=i < n, other=0.0)
+                    b_y = tl.load(y_k, mask=j < m, other=0.0)
+                    diff = b_x[:, None] - b_y[None, :]  # [BM, BN]
+                    b_sq += diff * diff
+                    x_k += n  # 64-bit pointer steps: d * n may pass 2^31
+                    y_k += m
+                b_exp = tl.exp(b_f[:, None] + b_g[None, :] - scale * b_sq)  # [BM, BN]
+                b_row += b_exp * b_b[None, :]
+                b_col = tl.sum(b_exp * b_a[:, None], axis=0)  # [BN]
+                tl.atomic_add(col_ptr + j, b_col, mask=j < m, sem="relaxed")
     tl.atomic_add(row_ptr + i, tl.sum(b_row, axis=1), mask=i < n, sem="relaxed")
 
 
@@ -69,12 +104,44 @@ def plan_sums(
     x [n, d], y [m, d] of any float type; f [n], g [m] already divided by eps, a [n], b [m] float64.
     """
     (n, d), m = x.shape, len(y)
+    order_x, order_y = _orders(x, y)
+    x, f, a = x[order_x].t().double().contiguous(), f[order_x], a[order_x]
+    y, g, b = y[order_y].t().double().contiguous(), g[order_y], b[order_y]
+    boxes = _boxes(x, f, BLOCK_ROWS), _boxes(y, g, BOXED), _boxes(y, g, COLUMNS_A_PROGRAM)
     row = torch.zeros(n, dtype=torch.float64, device=x.device)
     col = torch.zeros(m, dtype=torch.float64, device=x.device)
     scale_in_memory = torch.tensor([scale], dtype=torch.float64, device=x.device)
-    grid = (triton.cdiv(n, BLOCK_ROWS), triton.cdiv(m, COLUMNS_A_PROGRAM))
-    plan_sums_fwd_kernel[grid](
-        x.t().double().contiguous(), y.t().double().contiguous(), f, g, a, b, row, col, n, m, scale_in_memory,
-        D=d, BM=BLOCK_ROWS, BN=BLOCK_COLUMNS, CHUNK=COLUMNS_A_PROGRAM, num_warps=NUM_WARPS,
+    plan_sums_fwd_kernel[(boxes[0].shape[1], boxes[2].shape[1])](
+        x, y, f, g, a, b, row, col, *boxes, n, m, *(each.shape[1] for each in boxes), scale_in_memory,
+        D=d, BM=BLOCK_ROWS, BN=BLOCK_COLUMNS, BOXED=BOXED, CHUNK=COLUMNS_A_PROGRAM, num_warps=NUM_WARPS,
     )  # fmt: skip
-    return row, col
+    return torch.empty_like(row).index_copy_(0, order_x, row), torch.empty_like(col).index_copy_(0, order_y, col)
+
+
+def _orders(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    """Of both clouds, indices [n] and [m] along the Morton curve in their common box."""
+    d = min(x.shape[1], BOXED_COORDINATES.value)
+    bits = 60 // d
+    clouds = [points[:, :d].double() for points in (x, y)]
+    low = torch.minimum(*(points.amin(0) for points in clouds))
+    width = (torch.maximum(*(points.amax(0) for points in clouds)) - low).amax().clamp(min=1e-300)
+    orders = []
+    for points in clouds:
+        cells = ((points - low) / width * (2.0**bits - 1)).long()
+        key = torch.zeros_like(cells[:, 0])
+        for bit in range(bits):
+            for k in range(d):
+                key |= (cells[:, k] >> bit & 1) << (bit * d + k)
+        orders.append(key.argsort())
+    return orders
+
+
+def _boxes(points: torch.Tensor, potential: torch.Tensor, size: int) -> torch.Tensor:
+    """[2 K + 1, blocks] of each `size` consecutive points [d, n]: the least and the largest of the first K coordinates,
+    and of potential [n] the largest."""
+    points = points[: BOXED_COORDINATES.value]
+    d, n = points.shape
+    blocks = -(-n // size)
+    index = torch.arange(blocks * size, device=points.device).clamp(max=n - 1)
+    grouped = points[:, index].view(d, blocks, size)
+    return torch.cat([grouped.amin(2), grouped.amax(2), potential[index].view(1, blocks, size).amax(2)])

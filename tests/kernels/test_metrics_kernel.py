@@ -21,7 +21,7 @@ import json
 import numpy as np, torch
 from fsbench import metrics_kernel as mk
 
-mk.COLUMNS_A_PROGRAM = 64  # several programs a row of blocks even at interpreter sizes
+mk.BLOCK_ROWS, mk.BLOCK_COLUMNS, mk.BOXED, mk.COLUMNS_A_PROGRAM = 16, 8, 16, 64  # many even at interpreter sizes
 errors = {}
 for n, m, d, dtype, eps, offset in [
     (1, 1, 1, "f8", 0.5, 0.0), (63, 101, 1, "f4", 0.1, 0.0), (65, 33, 3, "f4", 0.05, 1e4),
@@ -41,6 +41,41 @@ for n, m, d, dtype, eps, offset in [
 print(json.dumps(errors))
 """
 
+ZEROS = r"""
+import json
+import numpy as np, torch, triton.language as tl
+from fsbench import metrics_kernel as mk
+
+mk.BLOCK_ROWS, mk.BLOCK_COLUMNS, mk.BOXED, mk.COLUMNS_A_PROGRAM = 16, 8, 16, 32
+found = {}
+for d in (1, 2, 3, 8):
+    rng = np.random.default_rng(d)
+    x, y = (rng.uniform(size=(k, d)) for k in (100, 90))
+    eps, a, b = 2e-5, np.full(100, 0.01), np.full(90, 1 / 90)
+    cost = ((x[:, None] - y[None]) ** 2).sum(-1)
+    f = cost.min(1) - 500 * eps * rng.uniform(size=100) ** 8  # boxes have potentials that differ, too
+    g = (cost - f[:, None]).min(0)
+    exponents = (f[:, None] + g[None] - cost) / eps
+    arrays = [torch.from_numpy(v) for v in (x, y, f / eps, g / eps, a, b)]
+    plan = np.exp(exponents)
+    row, col = (v.numpy() for v in mk.plan_sums(*arrays, 1 / eps))
+    error = max(np.abs(row - plan @ b).max() / (plan @ b).max(), np.abs(col - a @ plan).max() / (a @ plan).max())
+    order_x, order_y = (v.numpy() for v in mk._orders(arrays[0], arrays[1]))
+    rows = mk._boxes(torch.from_numpy(x[order_x].T.copy()), torch.from_numpy(f[order_x] / eps), 16).numpy()
+    cols = mk._boxes(torch.from_numpy(y[order_y].T.copy()), torch.from_numpy(g[order_y] / eps), 16).numpy()
+    k = min(d, 6)
+    gap = np.maximum(cols[:k, None] - rows[k:-1, :, None], rows[:k, :, None] - cols[k:-1, None]).clip(min=0)
+    bound = rows[-1][:, None] + cols[-1][None] - (gap**2).sum(0) / eps
+    largest = np.array([[exponents[np.ix_(order_x[i : i + 16], order_y[j : j + 16])].max() for j in range(0, 90, 16)]
+                        for i in range(0, 100, 16)])
+    found[d] = {"error": float(error), "bounded": bool((largest <= bound + 1e-9 * np.abs(bound)).all()),
+                "left_out": float((bound < mk.ZERO.value).mean()), "sorted": sorted(order_x) == list(range(100))}
+mk.ZERO = tl.constexpr(float("inf"))  # as if everything were zero
+row, col = mk.plan_sums(*arrays, 1 / eps)
+found["all"] = float(row.abs().max() + col.abs().max())
+print(json.dumps(found))
+"""
+
 COMPILE = r"""
 import sys
 import triton
@@ -49,10 +84,12 @@ from triton.compiler import ASTSource
 from fsbench import metrics_kernel as mk
 
 d = int(sys.argv[1])
-pointers = {p + "_ptr": "*fp64" for p in ("x", "y", "f", "g", "a", "b", "row", "col")}
-signature = {**pointers, "n": "i32", "m": "i32", "cost_over_eps": "*fp64",
-             **dict.fromkeys(("D", "BM", "BN", "CHUNK"), "constexpr")}
-constants = {"D": d, "BM": mk.BLOCK_ROWS, "BN": mk.BLOCK_COLUMNS, "CHUNK": mk.COLUMNS_A_PROGRAM}
+names = ("x", "y", "f", "g", "a", "b", "row", "col", "row_boxes", "col_boxes", "chunk_boxes")
+pointers = {p + "_ptr": "*fp64" for p in names}
+sizes = dict.fromkeys(("n", "m", "n_row_boxes", "n_col_boxes", "n_chunks"), "i32")
+signature = {**pointers, **sizes, "cost_over_eps": "*fp64",
+             **dict.fromkeys(("D", "BM", "BN", "BOXED", "CHUNK"), "constexpr")}
+constants = {"D": d, "BM": mk.BLOCK_ROWS, "BN": mk.BLOCK_COLUMNS, "BOXED": mk.BOXED, "CHUNK": mk.COLUMNS_A_PROGRAM}
 aligned = {(k,): [["tt.divisibility", 16]] for k in range(len(pointers))}
 source = ASTSource(fn=mk.plan_sums_fwd_kernel, signature=signature, constexprs=constants, attrs=aligned)
 kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": mk.NUM_WARPS})
@@ -71,12 +108,14 @@ f, g = np.full(1003, 5.0), np.linspace(-1, 1, 2049)
 on_host, on_device = score(small, f, g, eps=0.5), score(small, f, g, eps=0.5, device=device)
 errors = {k: abs(getattr(on_device, k) / v - 1) for k, v in vars(on_host).items()}
 big = gaussian(n=large, m=large, d=3, eps=0.0, seed=0)
-times = []
-for _ in range(2):  # the first one compiles
+times, scored = [], {}
+for eps in (0.5, 0.5, 1e-3):  # the first one compiles
     begin = time.perf_counter()
-    scored = score(big, np.ones(large), np.ones(large), eps=0.5, device=device)
+    scored[eps] = score(big, np.ones(large), np.ones(large), eps=eps, device=device)
     times.append(time.perf_counter() - begin)
-print(json.dumps({"errors": errors, "seconds": times[1], "mass": scored.mass}))
+few = gaussian(n=20_000, m=20_000, d=3, eps=0.0, seed=0), *np.zeros((2, 20_000))
+small_eps = score(*few, eps=1e-3, device=device).mass / score(*few, eps=1e-3).mass - 1
+print(json.dumps({"errors": errors, "seconds": times, "mass": scored[0.5].mass, "small_eps": abs(small_eps)}))
 """
 
 
@@ -94,6 +133,14 @@ def test_kernel_agrees_with_plain_float64() -> None:
     assert len(errors) == 10
     # Exponents reach 1e5 at eps = 1e-4, and 1e5 * 2^-52 is 2e-11 of relative error in the exponential.
     assert {k: e for k, e in errors.items() if not e < 1e-10} == {}
+
+
+def test_only_pairs_whose_exponential_is_zero_are_left_out() -> None:
+    found = json.loads(_python(ZEROS, interpret=True))
+    assert found.pop("all") == 0.0
+    for d, of_d in found.items():
+        assert of_d["bounded"] and of_d["sorted"] and of_d["error"] < 1e-10, (d, of_d)
+        assert of_d["left_out"] > 0.0 or int(d) > 3, (d, of_d)
 
 
 @pytest.mark.parametrize("d", [3, 64])
@@ -124,4 +171,6 @@ def test_a_million_points_a_side_in_five_seconds() -> None:
     assert {k: e for k, e in got["errors"].items() if not e < 1e-10} == {}
     # x - y ~ N(0, 2 I_3), so the mean of exp((2 - |x - y|^2) / eps) is e^4 (1 + 4 / eps)^(-3 / 2) at eps = 0.5.
     assert got["mass"] == pytest.approx(2.022, rel=0.02)
-    assert got["seconds"] < 5
+    assert got["small_eps"] < 1e-10
+    assert got["seconds"][1] < 5
+    assert got["seconds"][2] < got["seconds"][1] / 2  # most pairs are of blocks between which all is zero
