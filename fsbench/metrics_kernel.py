@@ -23,8 +23,8 @@ BOXED_COORDINATES = tl.constexpr(6)  # points are sorted by these, the first one
 
 @triton.jit
 def _largest_exponent(rows, r, n_rows, cols, c, n_cols, scale, D: tl.constexpr):
-    """No E_ij of row box r of rows [2 K + 1, n_rows] and column box c of cols is larger: both float64, the lows and highs
-    of K coordinates and the largest potential."""
+    """No E_ij of row box r and column box c is larger. rows [2 K + 1, n_rows], cols [2 K + 1, n_cols]: the lows and
+    highs of K coordinates and the largest potential, float64."""
     K: tl.constexpr = D if D < BOXED_COORDINATES else BOXED_COORDINATES
     sq = scale - scale
     for k in range(K):
