@@ -205,34 +205,32 @@ class TestSafeguard:
         assert found.converged and found.n_rejected >= 1
         assert true_residual(passes, found.u, found.v) < 1.1e-4
 
-    def test_a_mixed_potential_whose_rows_had_lost_mass_is_taken_back(self, monkeypatch):
-        """Their dual value is too large to tell, and a new mask shows columns with a thousand times their mass."""
+    def test_rows_that_had_lost_mass_take_their_half_step_again(self, monkeypatch):
+        """Their dual value was too large to tell, and a new mask shows columns with a thousand times their mass; over
+        that mask it tells, and the mixed potential stays."""
         x, y, eps = PROBLEMS["cube to normal"]
         u, v, _ = from_coarser_eps(passes_of(x, y, eps))
         passes = passes_of(x, y, eps, screened=True)
         passes.refresh(u, v, 1e-2)
-        mix, unmixed, refreshed, n_columns = Anderson.next, [], [], []
-        column_pass, refresh = passes.column_pass, passes.refresh
+        row_pass, column_pass, rows, columns = passes.row_pass, passes.column_pass, [], []
 
-        def recorded(self, at, image):
-            unmixed.append(image)
-            return mix(self, at, image)
+        def noted(u, v, *, robust, partial):
+            rows.append((u, v, robust))
+            return row_pass(u, v, robust=robust, partial=partial)
 
-        def overfull(*args, **kwargs):
-            found = column_pass(*args, **kwargs)
-            n_columns.append(1)
-            return replace(found, log2_sums=found.log2_sums + 10) if len(n_columns) == 4 else found
+        def overfull(u, v, *, robust, partial):
+            columns.append((u, v, len(rows)))
+            found = column_pass(u, v, robust=robust, partial=partial)
+            return replace(found, log2_sums=found.log2_sums + 10) if len(columns) == 4 else found
 
-        def noted(u, v, budget):
-            refreshed.append((len(n_columns), v))
-            refresh(u, v, budget)
-
-        monkeypatch.setattr(Anderson, "next", recorded)
+        monkeypatch.setattr(passes, "row_pass", noted)
         monkeypatch.setattr(passes, "column_pass", overfull)
-        monkeypatch.setattr(passes, "refresh", noted)
         found = iterate(passes, u, v, tol=1e-4)
-        assert found.converged and found.n_rejected == 1
-        assert any(columns == 4 and at is unmixed[2] for columns, at in refreshed)
+        assert found.converged and found.n_rejected == 0
+        u_then, v_then, n_rows = columns[3]
+        u_again, v_again, robust = rows[n_rows]
+        assert u_again is u_then and v_again is v_then and robust
+        assert columns[4][2] == n_rows + 1
 
 
 class TestAnderson:

@@ -131,11 +131,12 @@ class _Iterations:
             checked = self._checked(dual)
             if checked.converged or checked.stalled or self._is_last:
                 return self._ended(checked if checked.converged else self.best or checked, stalled=checked.stalled)
-            if self.mass - 1 > MOST_OMITTED:  # rows had lost what matters: take their half-step again, unmixed
-                self.residual, self.robust = trusted, True
-                if self.unmixed is not None:
+            if self.mass - 1 > MOST_OMITTED:  # rows had lost what matters: take their half-step again
+                self.residual = trusted
+                if self.robust and self.unmixed is not None:  # and again: unmixed
                     self._take_back(self.unmixed)
                     self._refresh(share)
+                self.robust = True
                 continue
             at, plain_v = self.v, self._column_half_step(found)
             self.v = self.mixer.next(at, plain_v)
