@@ -18,6 +18,7 @@ from .iterate import Check, Correction, Options, ScreenedPasses
 from .plan.weightless import Weightless, extended, weightless
 from .rounding import SHARE, of_all_pairs, of_potentials, refined
 
+WIDEST = 4.0  # tiles, in blurs: what is wider has fewer points, for its errors within are what passes wait for
 RELAX = "relax the marginals with the dense solver, solvers.flash_sinkhorn (rho)"
 
 
@@ -147,7 +148,8 @@ def solved(
     check_dimension(x)
     inputs = checked_inputs(x, y, a, b, eps=eps, cost_scale=cost_scale, relax=RELAX)
     with undivided(inputs.x.device):
-        of_x, of_y, rounding = sorted_clouds(inputs, eps=eps, cost_scale=cost_scale, tol=tol, tile=tile)
+        width = WIDEST * math.sqrt(eps / cost_scale)
+        of_x, of_y, rounding = sorted_clouds(inputs, eps=eps, cost_scale=cost_scale, tol=tol, tile=tile, width=width)
         sorting = time.perf_counter() - started
         deadline = None if max_seconds is None else started + max_seconds
         options = Options(correction, memory, 2 * max_iterations, deadline, lasting=lasting, thinning=thinning)
@@ -175,7 +177,7 @@ def solved(
         n_iterations=fine // 2,
         n_passes=fine + found.coarse_pairs / kept,
         n_rejected=outcome.n_rejected,
-        kept_pairs=kept / of_x.tree.n,
+        kept_pairs=kept / of_x.tree.points,
         n_screens=passes.n_screens,
         trace=tuple(outcome.trace),
         started=started,
@@ -195,14 +197,15 @@ def check_dimension(x: torch.Tensor) -> None:
 
 
 def sorted_clouds(
-    inputs: Inputs, *, eps: float, cost_scale: float, tol: float, tile: int
+    inputs: Inputs, *, eps: float, cost_scale: float, tol: float, tile: int, width: float | None = None
 ) -> tuple[TiledCloud, TiledCloud, float]:
     """Both clouds in tiles, and what the rounding of their coordinates may add to the residual. ValueError where
-    float64 does not hold exponents."""
-    of_x, of_y = tiled_clouds(inputs.x, inputs.y, inputs.a, inputs.b, tile=tile)
+    float64 does not hold exponents. width: of `tiled_clouds`."""
+    of_x, of_y = tiled_clouds(inputs.x, inputs.y, inputs.a, inputs.b, tile=tile, width=width)
     rounding = of_all_pairs(of_x, of_y, cost_scale * math.log2(math.e) / eps)
     if rounding > SHARE * tol and not inputs.x.is_cuda:
-        of_x, of_y = tiled_clouds(inputs.x.double(), inputs.y.double(), inputs.a, inputs.b, tile=tile)
+        in_double = inputs.x.double(), inputs.y.double()
+        of_x, of_y = tiled_clouds(*in_double, inputs.a, inputs.b, tile=tile, width=width)
         rounding = 0.0
     largest = cost_scale * squared_diameter(of_x, of_y)
     if largest > LARGEST_COST * eps:

@@ -94,6 +94,47 @@ def test_clouds_hold_their_points(n, m, dtype):
         assert torch.equal(from_tiles(cloud, to_tiles(cloud, values)), values)
 
 
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_sparse_points_have_more_places(d):
+    """A tenth of the cloud is spread twenty times as wide: its tiles, and no others, are of fewer points."""
+    n, m, tile = 3001, 2900, 16
+    x = random(n, d)
+    x[::10] = 5.0 + 20.0 * x[::10]
+    y, a, b = random(m, d, seed=1), random(n, seed=2), torch.ones(m)
+    a[5::7] = 0.0
+    width = 2.5 * (tile / (0.9 * n)) ** (1 / d)  # edges of a tile in the dense part; some are twice as long
+    plain, _ = tiled_clouds(x, y, a, b, tile=tile)
+    cloud, other = tiled_clouds(x, y, a, b, tile=tile, width=width)
+    tree = cloud.tree
+    assert tree.points == plain.tree.points == n and n < tree.n <= 1.5 * n
+    assert other.tree.n == m and other.tree.own is None
+    assert torch.equal(tree.order[tree.own], torch.arange(n))
+    torch.testing.assert_close(from_tiles(cloud, cloud.weight), a / a.sum())
+    assert cloud.weight.sum().item() == pytest.approx(1.0, rel=1e-12)
+    assert cloud.weight.count_nonzero() == a.count_nonzero()
+    assert (points_of(cloud)[: tree.n] - points_of(cloud)[tree.own[tree.order]]).abs().max() < 1e-5  # float32 of 20
+    places = torch.bincount(tree.order, minlength=n)
+    assert places[::10].double().mean() > 2 and (places[x[:, 0] < 1] == 1).double().mean() > 0.9
+    values = random(n, 2, seed=4)
+    assert torch.equal(from_tiles(cloud, to_tiles(cloud, values)), values)
+
+    def spread(of):
+        """Mean square, over the sparse points' weight, of the widest edge of their tile."""
+        sparse = from_tiles(of, of.half_box.amax(1).repeat_interleave(tile))[::10]
+        return (a[::10] * sparse**2).sum()
+
+    assert spread(cloud) < 0.75 * spread(plain)  # two places a point: 2^(-2/3) in space, less in lower d
+
+
+def test_tiles_all_as_wide_stay_as_they_are():
+    """Twice the places would be too many; coincident points have no width at all."""
+    x, ones = random(1024, 2), torch.ones(1024)
+    for points in (x, torch.zeros_like(x)):
+        cloud, _ = tiled_clouds(points, x, ones, ones, tile=16, width=1e-3)
+        assert cloud.tree.n <= 1.5 * 1024 and cloud.tree.points == 1024
+    assert cloud.tree.own is None
+
+
 def test_boxes_ignore_points_without_weight():
     x = random(256, 2)
     a = (x[:, 0] < 0.5).double()

@@ -132,6 +132,17 @@ class TestFamilies:
         assert found.converged and residual <= 1e-2 + ROUNDING
         assert found.n_passes > chosen.n_passes and found.n_iterations <= chosen.n_iterations + 2
 
+    def test_sparse_points_in_tiles_of_their_own_take_fewer_passes(self, monkeypatch):
+        """The tails of a normal cloud, in tiles many blurs wide, are what passes wait for."""
+        n = 4096
+        x, y = uniform(n, 2), 0.5 + 0.25 * rng(1).standard_normal((n, 2))
+        found, residual = judged(x, y, eps=1 / n, tol=5e-3)
+        assert found.converged and residual <= 5e-3 + ROUNDING
+        monkeypatch.setattr(solver, "WIDEST", math.inf)
+        wide, _ = judged(x, y, eps=1 / n, tol=5e-3)
+        assert wide.converged and found.n_passes <= 0.9 * wide.n_passes
+        assert found.kept_pairs <= 1.5 * wide.kept_pairs  # as many places
+
     def test_a_tight_tolerance_in_float64(self):
         x, y, a, b, eps = FAMILIES["square"]
         found, residual = judged(x, y, a, b, eps=eps, tol=1e-5, dtype=torch.float64)

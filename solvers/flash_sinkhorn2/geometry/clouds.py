@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .roomy import roomy_tree
 from .tree import Tree, in_tiles, kd_tree
 
 LARGEST_DIMENSION = 6  # above, boxes of a few points are as wide as the cloud
@@ -15,7 +16,7 @@ LARGEST_COST = 1e11  # over eps: float64 holds exponents to 1e-5 there
 
 @dataclass(eq=False)
 class TiledCloud:
-    """N = tiles * tile points in kd order; padding repeats the last point with weight 0.
+    """N = tiles * tile points in kd order; padding repeats the last point with weight 0, further places repeat theirs.
 
     centre [tiles, d] float64, of the box of the tile's points with weight, relative to an origin common to both clouds;
     local [N, d]: x - centre of its tile, float32 (on the CPU float64 for float64 points); lost [N, d]: what rounding
@@ -39,9 +40,12 @@ class TiledCloud:
         return self.centre.repeat_interleave(self.tree.tile, 0) + self.local + self.lost
 
 
-def tiled_clouds(x: Tensor, y: Tensor, a: Tensor, b: Tensor, *, tile: int = 32) -> tuple[TiledCloud, TiledCloud]:
+def tiled_clouds(
+    x: Tensor, y: Tensor, a: Tensor, b: Tensor, *, tile: int = 32, width: float | None = None
+) -> tuple[TiledCloud, TiledCloud]:
     """Both clouds of a problem: points x [n, d] and y [m, d], finite, float32 or float64, 1 <= d <= 6, on one device;
-    weights a [n] and b [m], not negative; `tile` points a tile, a power of two.
+    weights a [n] and b [m], not negative; `tile` points a tile, a power of two, and fewer where it would be wider than
+    `width` (`roomy_tree`).
 
     Raises ValueError on anything else but values that are not finite: those are for the caller to look for.
     """
@@ -65,14 +69,15 @@ def tiled_clouds(x: Tensor, y: Tensor, a: Tensor, b: Tensor, *, tile: int = 32) 
     low = torch.minimum(x.amin(0), y.amin(0)).double()
     high = torch.maximum(x.amax(0), y.amax(0)).double()
     origin = (low + high) / 2
-    return _tiled(x, a, origin, tile), _tiled(y, b, origin, tile)
+    return _tiled(x, a, origin, tile, width), _tiled(y, b, origin, tile, width)
 
 
-def _tiled(points: Tensor, weight: Tensor, origin: Tensor, tile: int) -> TiledCloud:
-    tree = kd_tree(points, tile=tile)
+def _tiled(points: Tensor, weight: Tensor, origin: Tensor, tile: int, width: float | None) -> TiledCloud:
+    tree = kd_tree(points, tile=tile) if width is None else roomy_tree(points, tile=tile, width=width)
     dtype = torch.float64 if points.dtype == torch.float64 and points.device.type == "cpu" else torch.float32
-    weight = weight.double()
-    return in_kd_order(tree, points[tree.order].double() - origin, weight[tree.order] / weight.sum(), dtype)
+    weight = weight.double() / weight.double().sum()
+    weights = weight[tree.order] if tree.own is None else weight.new_zeros(tree.n).index_copy_(0, tree.own, weight)
+    return in_kd_order(tree, points[tree.order].double() - origin, weights, dtype)
 
 
 def in_kd_order(tree: Tree, points: Tensor, weight: Tensor, dtype: torch.dtype) -> TiledCloud:
@@ -96,12 +101,14 @@ def in_kd_order(tree: Tree, points: Tensor, weight: Tensor, dtype: torch.dtype) 
 
 
 def to_tiles(cloud: TiledCloud, values: Tensor) -> Tensor:
-    """[N, ...] in kd order of values [n, ...] in the original order; padding repeats the last."""
+    """[N, ...] in kd order of values [n, ...] in the original order, at all places of each point; padding repeats."""
     return in_tiles(cloud.tree, values[cloud.tree.order]).flatten(0, 1)
 
 
 def from_tiles(cloud: TiledCloud, values: Tensor) -> Tensor:
     """[n, ...] in the original order of values [N, ...] in kd order."""
+    if cloud.tree.own is not None:
+        return values[cloud.tree.own]
     out = torch.empty_like(values[: cloud.tree.n])
     out[cloud.tree.order] = values[: cloud.tree.n]
     return out

@@ -13,15 +13,21 @@ BELOW_ONE = 1.0 - 2.0**-20  # keeps node + fraction under node + 1 in float64, f
 
 @dataclass(eq=False)
 class Tree:
-    """n points in kd order, in tiles of `tile` consecutive ones, all full but the last.
+    """n places in kd order, in tiles of `tile` consecutive ones, all full but the last.
 
-    order [n] int64: the original index of the i-th point in kd order. Depth l has 2^l nodes; node k holds the tiles
+    order [n] int64: the original index of the point at the i-th place. Depth l has 2^l nodes; node k holds the tiles
     floor(k tiles / 2^l) to floor((k + 1) tiles / 2^l): nested, never empty, and of sizes that differ by one at most.
+    own [points] int64, where points have several places: the one where each has its weight.
     """
 
     n: int
     tile: int
     order: Tensor
+    own: Tensor | None = None
+
+    @property
+    def points(self) -> int:
+        return self.n if self.own is None else len(self.own)
 
     @property
     def tiles(self) -> int:
