@@ -56,17 +56,20 @@ def case(rows, cols, density, decades, flipped, device="cpu"):
     oriented = (dense.T if flipped else dense).to(device)
     masses = [(c, r) for r, c in level.masses(B, A)] if flipped else level.masses(A, B)
     balance = TritonBalance(level, masses, flipped=flipped, sweeps=4, factors=FACTORS)
-    balance(torch.rand_like(S))  # the memory it leaves says nothing of what comes next
-    w = balance(S)
+    balance(torch.rand_like(S), fine=False)  # the memory it leaves says nothing of what comes next
+    w, fine = balance(S, fine=False).clone(), balance(S, fine=True)
     level, S, A, B = (moved(value, "cpu") for value in (level, S, A, B))
-    by_torch = Balance(level, A, B, flipped=flipped)(S)
-    w, oriented = w.cpu() - B @ w.cpu(), oriented.cpu()
+    of_torch = Balance(level, A, B, flipped=flipped)
+    by_torch, fine_by_torch = of_torch(S), of_torch(S, fine=True)
+    w, fine, oriented = w.cpu() - B @ w.cpu(), fine.cpu() - B @ fine.cpu(), oriented.cpu()
     start = dual(oriented, A, B, torch.zeros_like(B))
     return {
         "gained": dual(oriented, A, B, w) - start,
         "gained_by_torch": dual(oriented, A, B, by_torch) - start,
         "largest": w.abs().max().item(),
         "apart": (w - by_torch).abs().max().item(),
+        "fine_gained": dual(oriented, A, B, fine) - start,
+        "fine_apart": (fine - fine_by_torch).abs().max().item(),
     }
 
 

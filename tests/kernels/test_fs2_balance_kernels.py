@@ -19,6 +19,7 @@ def judge(case, found):
     assert found["gained"] >= 0 and found["largest"] > 0.1, (case, found)
     assert abs(found["gained"] - found["gained_by_torch"]) < 1e-9, (case, found)
     assert found["apart"] < 1e-6, (case, found)
+    assert 0 < found["fine_gained"] <= found["gained"] + 1e-9 and found["fine_apart"] < 1e-6, (case, found)
 
 
 @pytest.mark.skipif(

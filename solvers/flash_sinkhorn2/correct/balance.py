@@ -26,27 +26,28 @@ class Balance:
 
     A V-cycle: the balance of S summed over the nodes of the next level, times the best of some factors, then `sweeps`
     alternating updates; at the coarsest level, Newton's method. -log is convex, so D gains at least what its
-    aggregation gains, updates never lower D, and D is concave, so that w may be shortened. Decides on the device.
+    aggregation gains, updates never lower D, and D is concave, so that w may be shortened. `fine`: those updates of the
+    finest level alone, for what is off within a few tiles. Decides on the device.
     """
 
     def __init__(self, level: Level, A: Tensor, B: Tensor, *, sweeps: int = SWEEPS, flipped: bool = False) -> None:
         self.A, self.B = A, B
         masses = [(rows, cols) for cols, rows in level.masses(B, A)] if flipped else level.masses(A, B)
-        self._cycle: Callable[[Tensor], Tensor]
+        self._cycle: Callable[[Tensor, bool], Tensor]
         if A.is_cuda and sweeps:
             from .triton_balance import TritonBalance  # Triton need not be there on machines without a GPU
 
             self._cycle = TritonBalance(level, masses, flipped=flipped, sweeps=sweeps, factors=FACTORS)
         else:
-            self._cycle = lambda S: _cycle(level, S, masses, flipped, sweeps)
+            self._cycle = lambda S, fine: _cycle(level, S, masses, flipped, sweeps, fine)
 
-    def __call__(self, S: Tensor) -> Tensor:
-        w = self._cycle(S)
+    def __call__(self, S: Tensor, *, fine: bool = False) -> Tensor:
+        w = self._cycle(S, fine)
         w = w - self.B @ w
         return w * (LARGEST / w.abs().amax()).clamp(max=1.0)
 
 
-def _cycle(level: Level, S: Tensor, masses: Masses, flipped: bool, sweeps: int) -> Tensor:
+def _cycle(level: Level, S: Tensor, masses: Masses, flipped: bool, sweeps: int, fine: bool) -> Tensor:
     pairs, coarsening = level.pairs, level.coarsening
     A, B = masses[0]
     if coarsening is None:
@@ -55,11 +56,14 @@ def _cycle(level: Level, S: Tensor, masses: Masses, flipped: bool, sweeps: int) 
     forward, backward, parents = pairs.matrix(S), pairs.transposed(S), coarsening.col_parents
     if flipped:
         forward, backward, parents = backward, forward, coarsening.row_parents
-    coarse_w = _cycle(coarsening.level, coarsening.sums(S), masses[1:], flipped, sweeps)
-    candidates = coarse_w[parents, None] * 2.0 ** torch.arange(FACTORS, dtype=S.dtype, device=S.device)
-    row_sums = positive(forward @ candidates.exp())
-    best = (B @ candidates - A @ row_sums.log()).argmax(0, keepdim=True)
-    w, q = candidates.index_select(1, best)[:, 0], row_sums.index_select(1, best)[:, 0]
+    if fine:
+        w, q = torch.zeros_like(B), positive(forward @ torch.ones_like(B))
+    else:
+        coarse_w = _cycle(coarsening.level, coarsening.sums(S), masses[1:], flipped, sweeps, fine)
+        candidates = coarse_w[parents, None] * 2.0 ** torch.arange(FACTORS, dtype=S.dtype, device=S.device)
+        row_sums = positive(forward @ candidates.exp())
+        best = (B @ candidates - A @ row_sums.log()).argmax(0, keepdim=True)
+        w, q = candidates.index_select(1, best)[:, 0], row_sums.index_select(1, best)[:, 0]
     for sweep in range(sweeps):
         if sweep:
             q = positive(forward @ w.exp())

@@ -50,13 +50,14 @@ class Coarse:
         """S [K] float64: S_IJ = sum over the rows i of tile I of factor_i s_iJ, from s_iJ = partial [K, T]."""
         return tile_matrix(self.pairs, partial, factor)
 
-    def balance(self, S: Tensor, A: Tensor, B: Tensor) -> Tensor:
-        """w [column tiles], natural logarithms of the multipliers that nearly balance S [K] to the masses A, B."""
+    def balance(self, S: Tensor, A: Tensor, B: Tensor, *, fine: bool = False) -> Tensor:
+        """w [column tiles], natural logarithms of the multipliers that nearly balance S [K] to the masses A, B; `fine`
+        as in `Balance`."""
         flipped = self._flipped is not None
         level = self._flipped or self.level
         if self._balance is None or self._balance.A is not A or self._balance.B is not B:
             self._balance = Balance(level, A, B, flipped=flipped)
-        return self._balance(S[self.pairs.to_columns] if flipped else S)
+        return self._balance(S[self.pairs.to_columns] if flipped else S, fine=fine)
 
     def corrected_sums(self, partial: Tensor, multipliers: Tensor) -> Tensor:
         """[rows] float64: sum_J s_iJ multipliers_J."""

@@ -20,7 +20,8 @@ PRODUCTS = 32  # of the coarsest matrix, a Newton step
 
 
 class TritonBalance:
-    """w [columns] of S [K] as `Balance` has it, but for its bounds: sweeps >= 1, factors 1, 2, 4, ... of a correction.
+    """w [columns] of S [K] as `Balance` has it, but for its bounds: sweeps >= 1, factors 1, 2, 4, ... of a correction;
+    fine: as in `Balance`.
 
     masses: A and B of this level and all coarser ones. What is in between and w itself are the same memory each time.
     """
@@ -30,12 +31,15 @@ class TritonBalance:
     ) -> None:
         self._flipped, self._sweeps, self._factors = flipped, sweeps, factors
         self._steps: list[Callable[[], object]] = []
+        self._fine_steps = self._steps  # where there is one level
         self._S = masses[0][0].new_empty(len(level.pairs.cols))
         self._w = self._cycle(level, self._S, masses)
 
-    def __call__(self, S: Tensor) -> Tensor:
+    def __call__(self, S: Tensor, fine: bool) -> Tensor:
         self._S.copy_(S)
-        for step in self._steps:
+        if fine:
+            self._w.zero_()
+        for step in self._fine_steps if fine else self._steps:
             step()
         return self._w
 
@@ -55,6 +59,7 @@ class TritonBalance:
         self._launch(sum_kernel, grid, *of_entries, BLOCK=SUMS, num_warps=SUMS // 32)
         coarse_w = self._cycle(coarsening.level, sums, masses[1:])
         coarse_B = masses[1][1]
+        sorts = len(self._steps)
         self._steps.append(lambda: torch.index_select(S, 0, pairs.to_columns, out=by_columns))
         rows = pairs.row_starts, pairs.cols, S
         cols = pairs.col_starts, pairs.rows, by_columns
@@ -78,6 +83,7 @@ class TritonBalance:
         self._launch(update_kernel, col_grid, *cols, *of_cols, FIRST=False, COLUMNS=AT_ONCE, **block)
         again = self._steps[first:]
         self._steps[first:] = again * (self._sweeps - 1)
+        self._fine_steps = [self._steps[sorts], *again * self._sweeps]  # the finest level's are the last
         return w
 
     def _newton(self, level: Level, S: Tensor, A: Tensor, B: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""`updates.corrected` on a GPU: what is left of a half-step once the balance is found, in two launches."""
+"""`updates.corrected` on a GPU: what it does besides the balance, in a few launches."""
 
 # mypy: disable-error-code=assignment
 from __future__ import annotations
@@ -28,17 +28,25 @@ def tile_matrix(rows: TiledCloud, starts: Tensor, partial: Tensor, anchor: Tenso
     return S
 
 
+def moved_sums(
+    rows: TiledCloud, starts: Tensor, lists: Tensor, w: Tensor, partial: Tensor, anchor: Tensor, log2_sums: Tensor
+) -> tuple[Tensor, Tensor]:
+    """sums [N]: anchor_i + log2 sum_J s_iJ e^w_J, those before where there is nothing to sum; and [1] int32, whether
+    one of a row with weight, or an entry of w, is not finite."""
+    sums, fails = torch.empty_like(log2_sums), torch.zeros(1, dtype=torch.int32, device=w.device)
+    arguments = partial, starts, lists, w, rows.weight, anchor, log2_sums, sums, fails, len(w)
+    launch(sums_kernel, (rows.tree.tiles, 1, 1), arguments, {"T": rows.tree.tile, "AT_ONCE": AT_ONCE, "num_warps": 1})
+    return sums, fails
+
+
 def half_step(
     rows: TiledCloud, cols: TiledCloud, starts: Tensor, lists: Tensor, u: Tensor, v: Tensor, w: Tensor,
     partial: Tensor, anchor: Tensor, log2_sums: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """v [M] + w log2(e), w [column tiles] in natural logarithms, and u [N] with which every row sum is one; with w = 0
     if sums are not finite otherwise."""
-    sums, new_u, new_v = torch.empty_like(u), torch.empty_like(u), torch.empty_like(v)
-    fails = torch.zeros(1, dtype=torch.int32, device=u.device)
-    tile, tiles = rows.tree.tile, rows.tree.tiles
-    arguments = partial, starts, lists, w, rows.weight, anchor, log2_sums, sums, fails, len(w)
-    launch(sums_kernel, (tiles, 1, 1), arguments, {"T": tile, "AT_ONCE": AT_ONCE, "num_warps": 1})
+    new_u, new_v = torch.empty_like(u), torch.empty_like(v)
+    sums, fails = moved_sums(rows, starts, lists, w, partial, anchor, log2_sums)
     arguments = fails, rows.weight, u, sums, log2_sums, new_u, len(u), v, w, new_v, len(v)
     options = {"T": cols.tree.tile, "POINTS": POINTS}
     launch(move_kernel, (triton.cdiv(max(len(u), len(v)), POINTS), 1, 1), arguments, options)

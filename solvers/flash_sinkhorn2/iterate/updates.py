@@ -13,10 +13,6 @@ from ..correct.newton import LARGEST
 from ..geometry import TiledCloud
 from ..sweep import Pass
 
-# A half-step: the first lets mass move too little where it parts within a tile. On a GPU, where a balance costs more
-# beside a pass, there is no second one.
-BALANCES = 2
-
 
 class Correction(StrEnum):
     """full: both half-steps, from the partial sums of each point; lite: the column half-step alone, from the plan's
@@ -40,29 +36,40 @@ def corrected(
 
     With r_i = sum_J s_iJ and S_IJ = sum_(i in I) a_i s_iJ / r_i the dual value gains sum_J B_J w_J -
     sum_i a_i log(sum_J s_iJ e^w_J / r_i), at least what D gains on S (`balance`), and at least what `plain` gains.
-    S is then formed again at w, and balanced again, as often as BALANCES says.
+    S is then formed again at w and balanced again, for by the first w mass moves too little where it parts within a
+    tile; on a GPU at the finest level alone, for there a V-cycle takes long beside a pass.
     """
     assert found.partial is not None
     if u.is_cuda:
-        from . import triton_updates  # Triton need not be there on machines without a GPU
-
-        of_pass = found.partial, found.anchor, found.log2_sums
-        S = triton_updates.tile_matrix(rows, coarse.pairs.row_starts, *of_pass)
-        w = coarse.balance(S, rows.mass, cols.mass)
-        return triton_updates.half_step(rows, cols, coarse.pairs.row_starts, coarse.pairs.cols, u, v, w, *of_pass)
+        return corrected_by_kernels(rows, cols, coarse, u, v, found)
     w, sums, anchor = torch.zeros_like(cols.mass), found.log2_sums, found.anchor.double()
-    for balanced in range(BALANCES):
+    for again in (False, True):
         factor = torch.where(rows.weight > 0, rows.weight * (anchor - sums).exp2(), 0.0)
         S = coarse.tile_matrix(found.partial, factor)
-        if balanced:
+        if again:
             S *= w.exp()[coarse.pairs.cols]
-        w = w + coarse.balance(S, rows.mass, cols.mass)
-        w = w * (LARGEST / w.abs().amax()).clamp(max=1.0)  # shorter, it gains still: the dual value is concave in w
+        w = _shortened(w + coarse.balance(S, rows.mass, cols.mass))
         sums = anchor + coarse.corrected_sums(found.partial, w.exp()).log2()
         sums = torch.where(sums == -torch.inf, found.log2_sums, sums)
     works = w.isfinite().all() & ((rows.weight == 0) | sums.isfinite()).all()  # else the plain half-step
     w, sums = torch.where(works, w, 0.0), torch.where(works, sums, found.log2_sums)
     return _updated(rows, u, sums), shifted(cols, v, w)
+
+
+def corrected_by_kernels(
+    rows: TiledCloud, cols: TiledCloud, coarse: Coarse, u: Tensor, v: Tensor, found: Pass
+) -> tuple[Tensor, Tensor]:
+    """`corrected` on a GPU."""
+    from . import triton_updates  # Triton need not be there on machines without a GPU
+
+    assert found.partial is not None
+    starts, lists, of_pass = coarse.pairs.row_starts, coarse.pairs.cols, (found.partial, found.anchor)
+    S = triton_updates.tile_matrix(rows, starts, *of_pass, found.log2_sums)
+    w = coarse.balance(S, rows.mass, cols.mass)
+    sums, _ = triton_updates.moved_sums(rows, starts, lists, w, *of_pass, found.log2_sums)
+    S = triton_updates.tile_matrix(rows, starts, *of_pass, sums).mul_(w.exp()[lists])
+    w = _shortened(w + coarse.balance(S, rows.mass, cols.mass, fine=True))
+    return triton_updates.half_step(rows, cols, starts, lists, u, v, w, *of_pass, found.log2_sums)
 
 
 def lite(rows: TiledCloud, cols: TiledCloud, coarse: Coarse, v: Tensor, found: Pass) -> Tensor:
@@ -82,6 +89,11 @@ def lite(rows: TiledCloud, cols: TiledCloud, coarse: Coarse, v: Tensor, found: P
 def shifted(cols: TiledCloud, v: Tensor, w: Tensor) -> Tensor:
     """v [M] + w log2(e), w [tiles] in natural logarithms."""
     return v + (w / math.log(2.0)).repeat_interleave(cols.tree.tile)
+
+
+def _shortened(w: Tensor) -> Tensor:
+    """Within +-LARGEST: it gains still, for the dual value is concave in w."""
+    return w * (LARGEST / w.abs().amax()).clamp(max=1.0)
 
 
 def _updated(rows: TiledCloud, u: Tensor, log2_sums: Tensor) -> Tensor:
