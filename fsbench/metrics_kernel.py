@@ -14,9 +14,9 @@ import triton.language as tl
 
 BLOCK_ROWS = 64
 BLOCK_COLUMNS = 16
-BOXED = 64  # points that share a box: rows of a program, and columns
 COLUMNS_A_PROGRAM = 4096
 NUM_WARPS = 4
+SAMPLED = 16  # row boxes, by which to tell whether looking at boxes pays: on pairs that all count it costs a fifth
 ZERO = tl.constexpr(-750.0)  # exp is exactly zero below -745.2; the rest is for the rounding of exponents up to 1e15
 BOXED_COORDINATES = tl.constexpr(6)  # points are sorted by these, the first ones, and boxes are of them
 
@@ -48,7 +48,7 @@ def plan_sums_fwd_kernel(
     row_ptr,  # [n] out: sum_j b_j exp(E_ij), float64, zeroed by the caller
     col_ptr,  # [m] out: sum_i a_i exp(E_ij), float64, zeroed by the caller
     row_boxes_ptr,  # [2 K + 1, n / BM] float64, as of `_boxes`
-    col_boxes_ptr,  # [2 K + 1, m / BOXED]
+    col_boxes_ptr,  # [2 K + 1, m / BN]
     chunk_boxes_ptr,  # [2 K + 1, m / CHUNK]
     n,
     m,
@@ -59,8 +59,8 @@ def plan_sums_fwd_kernel(
     D: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
-    BOXED: tl.constexpr,
     CHUNK: tl.constexpr,
+    SKIPS: tl.constexpr,  # whether boxes are looked at
 ):
     block, chunk = tl.program_id(0), tl.program_id(1)
     i = block.to(tl.int64) * BM + tl.arange(0, BM)
@@ -68,31 +68,35 @@ def plan_sums_fwd_kernel(
     b_a = tl.load(a_ptr + i, mask=i < n, other=0.0)  # [BM]
     b_f = tl.load(f_ptr + i, mask=i < n, other=float("-inf"))  # [BM]; -inf makes the padding's exp exactly 0
     b_row = tl.zeros([BM, BN], tl.float64)
-    BOXES: tl.constexpr = CHUNK // BOXED
-    boxes = 0
-    if _largest_exponent(row_boxes_ptr, block, n_row_boxes, chunk_boxes_ptr, chunk, n_chunks, scale, D) >= ZERO:
-        boxes = tl.minimum(BOXES, n_col_boxes - chunk * BOXES)
-    for step in range(boxes):
-        # Each program starts at another box, or all of them would add to the same addresses at once.
-        box = chunk * BOXES + (step + block) % boxes
-        if _largest_exponent(row_boxes_ptr, block, n_row_boxes, col_boxes_ptr, box, n_col_boxes, scale, D) >= ZERO:
-            for tile in range(BOXED // BN):
-                j = box.to(tl.int64) * BOXED + tile * BN + tl.arange(0, BN)
-                b_b = tl.load(b_ptr + j, mask=j < m, other=0.0)  # [BN]
-                b_g = tl.load(g_ptr + j, mask=j < m, other=float("-inf"))  # [BN]
-                b_sq = tl.zeros([BM, BN], tl.float64)
-                x_k, y_k = x_ptr + i, y_ptr + j
-                for _ in range(D):
-                    b_x = tl.load(x_k, mask=i < n, other=0.0)
-                    b_y = tl.load(y_k, mask=j < m, other=0.0)
-                    diff = b_x[:, None] - b_y[None, :]  # [BM, BN]
-                    b_sq += diff * diff
-                    x_k += n  # 64-bit pointer steps: d * n may pass 2^31
-                    y_k += m
-                b_exp = tl.exp(b_f[:, None] + b_g[None, :] - scale * b_sq)  # [BM, BN]
-                b_row += b_exp * b_b[None, :]
-                b_col = tl.sum(b_exp * b_a[:, None], axis=0)  # [BN]
-                tl.atomic_add(col_ptr + j, b_col, mask=j < m, sem="relaxed")
+    tiles = CHUNK // BN
+    if SKIPS:
+        exponent = _largest_exponent(row_boxes_ptr, block, n_row_boxes, chunk_boxes_ptr, chunk, n_chunks, scale, D)
+        tiles = tl.where(exponent >= ZERO, tiles, 0)
+    for step in range(tiles):
+        # Each program starts at another tile, or all of them would add to the same addresses at once.
+        first = chunk * CHUNK + (step + block) % (CHUNK // BN) * BN
+        counts = True
+        if SKIPS:
+            box = tl.minimum(first // BN, n_col_boxes - 1)
+            exponent = _largest_exponent(row_boxes_ptr, block, n_row_boxes, col_boxes_ptr, box, n_col_boxes, scale, D)
+            counts = exponent >= ZERO
+        if counts:
+            j = first.to(tl.int64) + tl.arange(0, BN)
+            b_b = tl.load(b_ptr + j, mask=j < m, other=0.0)  # [BN]
+            b_g = tl.load(g_ptr + j, mask=j < m, other=float("-inf"))  # [BN]
+            b_sq = tl.zeros([BM, BN], tl.float64)
+            x_k, y_k = x_ptr + i, y_ptr + j
+            for _ in range(D):
+                b_x = tl.load(x_k, mask=i < n, other=0.0)
+                b_y = tl.load(y_k, mask=j < m, other=0.0)
+                diff = b_x[:, None] - b_y[None, :]  # [BM, BN]
+                b_sq += diff * diff
+                x_k += n  # 64-bit pointer steps: d * n may pass 2^31
+                y_k += m
+            b_exp = tl.exp(b_f[:, None] + b_g[None, :] - scale * b_sq)  # [BM, BN]
+            b_row += b_exp * b_b[None, :]
+            b_col = tl.sum(b_exp * b_a[:, None], axis=0)  # [BN]
+            tl.atomic_add(col_ptr + j, b_col, mask=j < m, sem="relaxed")
     tl.atomic_add(row_ptr + i, tl.sum(b_row, axis=1), mask=i < n, sem="relaxed")
 
 
@@ -107,13 +111,14 @@ def plan_sums(
     order_x, order_y = _orders(x, y)
     x, f, a = x[order_x].t().double().contiguous(), f[order_x], a[order_x]
     y, g, b = y[order_y].t().double().contiguous(), g[order_y], b[order_y]
-    boxes = _boxes(x, f, BLOCK_ROWS), _boxes(y, g, BOXED), _boxes(y, g, COLUMNS_A_PROGRAM)
+    boxes = _boxes(x, f, BLOCK_ROWS), _boxes(y, g, BLOCK_COLUMNS), _boxes(y, g, COLUMNS_A_PROGRAM)
     row = torch.zeros(n, dtype=torch.float64, device=x.device)
     col = torch.zeros(m, dtype=torch.float64, device=x.device)
     scale_in_memory = torch.tensor([scale], dtype=torch.float64, device=x.device)
+    skips = _share_that_counts(*boxes[:2], scale) < 0.8
     plan_sums_fwd_kernel[(boxes[0].shape[1], boxes[2].shape[1])](
         x, y, f, g, a, b, row, col, *boxes, n, m, *(each.shape[1] for each in boxes), scale_in_memory,
-        D=d, BM=BLOCK_ROWS, BN=BLOCK_COLUMNS, BOXED=BOXED, CHUNK=COLUMNS_A_PROGRAM, num_warps=NUM_WARPS,
+        D=d, BM=BLOCK_ROWS, BN=BLOCK_COLUMNS, CHUNK=COLUMNS_A_PROGRAM, SKIPS=skips, num_warps=NUM_WARPS,
     )  # fmt: skip
     return torch.empty_like(row).index_copy_(0, order_x, row), torch.empty_like(col).index_copy_(0, order_y, col)
 
@@ -145,3 +150,15 @@ def _boxes(points: torch.Tensor, potential: torch.Tensor, size: int) -> torch.Te
     index = torch.arange(blocks * size, device=points.device).clamp(max=n - 1)
     grouped = points[:, index].view(d, blocks, size)
     return torch.cat([grouped.amin(2), grouped.amax(2), potential[index].view(1, blocks, size).amax(2)])
+
+
+def _share_that_counts(rows: torch.Tensor, cols: torch.Tensor, scale: float) -> float:
+    """Of pairs of some row boxes [2 K + 1, n] and all column boxes [2 K + 1, m]: where some exp(E) may not be zero."""
+    k = len(rows) // 2
+    rows = rows[:, torch.linspace(0, rows.shape[1] - 1, SAMPLED, device=rows.device).long(), None]
+    cols = cols[:, None]
+    exponent = rows[-1] + cols[-1]
+    for low, high, col_low, col_high in zip(rows[:k], rows[k:-1], cols[:k], cols[k:-1], strict=True):
+        gap = torch.maximum(col_low - high, low - col_high).clamp(min=0.0)
+        exponent = exponent - scale * gap * gap
+    return (exponent >= ZERO.value).double().mean().item()
