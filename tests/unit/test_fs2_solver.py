@@ -286,3 +286,16 @@ def test_of_far_clouds_the_bound_knows_what_float64_potentials_round(d, eps, tol
         residual = max(np.abs(plan.sum(1) - 1 / 400).sum(), np.abs(plan.sum(0) - 1 / 300).sum())
         assert residual <= found.residual + found.omitted + 1e-9
         assert not found.converged or residual <= tol
+
+
+def test_columns_that_meet_no_tile_are_missed_by_the_residual():
+    """Their half-step goes by what they may miss, the residual by what they have."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(2500, 5, generator=generator)
+    y = 0.5 + 0.25 * torch.randn(1100, 5, generator=generator)
+    a, b = (torch.rand(len(points), generator=generator).double() + 0.01 for points in (x, y))
+    a, b = a / a.sum(), b / b.sum()
+    found = solve(x, y, a, b, eps=1.5e-5, cost_scale=0.5, tol=5e-3, max_iterations=115)
+    clouds = Clouds(x.numpy(), y.numpy(), a.numpy(), b.numpy())
+    true = score(clouds, found.f.numpy(), found.g.numpy(), eps=1.5e-5, cost_scale=0.5).residual_l1
+    assert true <= found.residual + found.omitted + 1e-7

@@ -198,7 +198,8 @@ class _Iterations:
         self.n_passes += 1
         off = (found.log2_sums.exp2() - 1.0).mul_(passes.y.weight).masked_fill_(self.weightless, 0.0)
         numbers = torch.stack([off.abs().sum(), off.sum() + 1.0, passes.omitted(self.u, self.v)])
-        self.residual, self.mass, self.omitted = numbers.tolist()
+        residual, mass, self.omitted = numbers.tolist()
+        self.residual, self.mass = residual + passes.raised, mass - passes.raised  # raised sums are below one
         return found
 
     def _column_half_step(self, found: Pass) -> Tensor:

@@ -28,6 +28,7 @@ class Passes(Protocol):
     x: TiledCloud
     y: TiledCloud
     coarse: Coarse
+    raised: float  # mass that sums of the last column pass have more than the plan: see `_without_lost_rows`
 
     # partial: whether to keep partial sums, of masks for which there is room
     def row_pass(self, u: Tensor, v: Tensor, *, robust: bool, partial: bool) -> Pass: ...
@@ -58,6 +59,7 @@ class ScreenedPasses:
         self._measured: dict[bool, tuple[Tensor, Tensor, Tensor]] = {}  # by rows: tile maxima, and where
         self._weightless = {True: x.weight == 0, False: y.weight == 0}  # by rows
         self._lost_mass = 0.0  # of rows that met nearly nothing in the last row pass
+        self.raised = 0.0
         if mask is not None:
             self._take(mask)
 
@@ -136,7 +138,7 @@ class ScreenedPasses:
         return self._without_lost_rows(found, self.x, 0, mask.row_starts, u, v) if out_of_range else found
 
     def column_pass(self, u: Tensor, v: Tensor, *, robust: bool, partial: bool) -> Pass:
-        mask = self.mask
+        mask, self.raised = self.mask, 0.0
         partial = (partial or self._budget is not None) and self._has_room
         found, out_of_range = self._pass(self.y, self.x, mask.col_starts, mask.rows, v, u, robust, partial)
         if self._measured:
@@ -147,20 +149,24 @@ class ScreenedPasses:
         self, found: Pass, rows: TiledCloud, side: int, starts: Tensor, u: Tensor, v: Tensor
     ) -> Pass:
         """A row that meets no tile, or less than it may miss, sums to its bound or so at most: with that it may rise,
-        and soon meets some. Where the bound says nothing the row stays."""
+        and soon meets some. Where the bound says nothing the row stays. The plan has none of that: `raised`."""
         tile = rows.tree.tile
         most = self.bounds(u, v)[side].log2().clamp(max=0.0).repeat_interleave(tile)
         lost = (rows.weight > 0) & ((found.log2_sums == -torch.inf) | (found.log2_sums < most - 1))
         mass = float((rows.weight * lost).sum())
-        if side == 0:
-            self._lost_mass = mass
         if not mass:
             return found
+        sums = torch.where(lost, most.clamp(min=LEAST_LOG2_SUM), found.log2_sums)
+        if side == 0:
+            self._lost_mass = mass
+        else:
+            by = (sums.exp2() - found.log2_sums.exp2()).masked_fill(~lost, 0.0)
+            self.raised = float(rows.weight @ by)
         if found.partial is not None:  # what they do meet is not what their step goes by
             lost_rows = lost.view(-1, tile)
             entries, tiles = _entries_of(lost_rows.any(1), starts)
             found.partial[entries] = found.partial[entries].masked_fill(lost_rows[tiles], 0.0)
-        return Pass(torch.where(lost, most.clamp(min=LEAST_LOG2_SUM), found.log2_sums), found.partial, found.anchor)
+        return Pass(sums, found.partial, found.anchor)
 
     def _pass(
         self,
