@@ -16,7 +16,8 @@ BLOCK_ROWS = 64
 BLOCK_COLUMNS = 16
 COLUMNS_A_PROGRAM = 4096
 NUM_WARPS = 4
-SAMPLED = 16  # row boxes, by which to tell whether looking at boxes pays: on pairs that all count it costs a fifth
+SAMPLED = 16  # row boxes, by which to tell whether looking at boxes pays
+MOST_THAT_COUNTS = 0.8  # of their pairs: above, looking at boxes would take more time than it saves
 ZERO = tl.constexpr(-750.0)  # exp is exactly zero below -745.2; the rest is for the rounding of exponents up to 1e15
 BOXED_COORDINATES = tl.constexpr(6)  # points are sorted by these, the first ones, and boxes are of them
 
@@ -115,7 +116,7 @@ def plan_sums(
     row = torch.zeros(n, dtype=torch.float64, device=x.device)
     col = torch.zeros(m, dtype=torch.float64, device=x.device)
     scale_in_memory = torch.tensor([scale], dtype=torch.float64, device=x.device)
-    skips = _share_that_counts(*boxes[:2], scale) < 0.8
+    skips = _share_that_counts(*boxes[:2], scale) < MOST_THAT_COUNTS
     plan_sums_fwd_kernel[(boxes[0].shape[1], boxes[2].shape[1])](
         x, y, f, g, a, b, row, col, *boxes, n, m, *(each.shape[1] for each in boxes), scale_in_memory,
         D=d, BM=BLOCK_ROWS, BN=BLOCK_COLUMNS, CHUNK=COLUMNS_A_PROGRAM, SKIPS=skips, num_warps=NUM_WARPS,

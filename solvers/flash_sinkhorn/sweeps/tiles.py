@@ -12,7 +12,7 @@ SMALLEST_DOT_DIMENSION = 16
 LARGEST_PACKED_DIMENSION = 5  # up to here the three products of split points fit into one
 HOPPER_SHARED_BYTES = 227 * 1024
 REGISTERS = 1 << 16  # of a multiprocessor
-WORTH_SMALL_TILES = 0.75  # of the time that full use would give; small tiles load each point more often
+WORTH_SMALL_TILES = 0.75  # of the busiest multiprocessor's pairs at most: small tiles load each point more often
 
 
 class Precision(StrEnum):
