@@ -232,6 +232,30 @@ class TestSafeguard:
         assert u_again is u_then and v_again is v_then and robust
         assert columns[4][2] == n_rows + 1
 
+    def test_a_half_step_over_a_mask_that_says_nothing_is_taken_over_another(self, monkeypatch):
+        x, y, eps = PROBLEMS["cube to normal"]
+        u, v, _ = from_coarser_eps(passes_of(x, y, eps))
+        passes = passes_of(x, y, eps, screened=True)
+        passes.refresh(u, v, 1e-2)
+        row_pass, omitted, refresh, rows, refreshed = passes.row_pass, passes.omitted, passes.refresh, [], []
+
+        def noted(u, v, *, robust, partial):
+            rows.append((u, v, robust))
+            return row_pass(u, v, robust=robust, partial=partial)
+
+        def chosen(u, v, budget):
+            refreshed.append((len(rows), u, v))
+            refresh(u, v, budget)
+
+        monkeypatch.setattr(passes, "row_pass", noted)
+        monkeypatch.setattr(passes, "refresh", chosen)
+        monkeypatch.setattr(passes, "omitted", lambda u, v: omitted(u, v) + 1e6 * (len(rows) == 3))
+        found = iterate(passes, u, v, tol=1e-4)
+        assert found.converged and found.n_rejected == 0
+        assert refreshed[-1] == (3, *rows[2][:2])
+        assert rows[3] == (*rows[2][:2], True)
+        assert len({id(u) for u, _, _ in rows}) == len(rows) - 1  # once
+
 
 class TestAnderson:
     def test_a_linear_map_is_solved_in_as_many_steps_as_it_has_dimensions(self):

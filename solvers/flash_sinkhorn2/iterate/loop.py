@@ -24,6 +24,7 @@ LASTING_SLACK = 1e3
 SLACK_GROWTH, MOST_SLACK = 16.0, 1e5  # where they move far: pairs kept grow with the logarithm only
 SHORT_LIFE = 4  # passes
 MOST_OMITTED = 0.5  # above, a half-step says nothing of the dual value
+FAR_OMITTED = 1e4  # and above, nothing of the rows either: bounds are not that far off
 ROUNDING = 2.0**-19  # of a residual, by exponentials and sums of float32: sixteen of its roundings
 
 
@@ -105,13 +106,21 @@ class _Iterations:
         self.n_passes = self.n_rejected = 0
         self.least_slack = LASTING_SLACK if options.lasting else SCREEN_SLACK
         self.slack, self.refreshed_at = self.least_slack, -SHORT_LIFE - 1
+        self.is_fresh = True  # whether the mask was chosen at these potentials
         self.trace: list[Check] = []
 
     def run(self) -> Outcome:
         while True:
+            before = self.u, self.v
             dual, left_out = self._row_half_step()
             if self.unmixed is not None and self._is_worse(dual):
                 self._take_back(self.unmixed)
+                continue
+            share = OMITTED_SHARE * max(self.tol, min(self.residual, 1.0))
+            if not left_out <= FAR_OMITTED and not self.is_fresh:  # v moved so far that rows missed what matters
+                self.u, self.v = before
+                self._refresh(share)
+                self.robust = True
                 continue
             if not math.isfinite(dual):
                 raise ArithmeticError(
@@ -123,7 +132,6 @@ class _Iterations:
             # without pairs the dual value is too large, by -log(1 - what rows leave out)
             if left_out <= MOST_OMITTED:
                 self.best_dual = max(self.best_dual, dual - 2 * left_out)
-            share = OMITTED_SHARE * max(self.tol, min(self.residual, 1.0))
             if not left_out <= share:
                 self._refresh(share)
             trusted = self.residual
@@ -141,11 +149,11 @@ class _Iterations:
             at, plain_v = self.v, self._column_half_step(found)
             self.v = self.mixer.next(at, plain_v)
             self.unmixed = (self.u, plain_v) if self.mixer.filled else None
-            self.robust = False
+            self.robust = self.is_fresh = False
 
     def _take_back(self, unmixed: tuple[Tensor, Tensor]) -> None:
         """Go on from there, and mix more carefully."""
-        (self.u, self.v), self.unmixed, self.robust = unmixed, None, True
+        (self.u, self.v), self.unmixed, self.robust, self.is_fresh = unmixed, None, True, False
         self.mixer.reject()
         self.n_rejected += 1
 
@@ -171,7 +179,7 @@ class _Iterations:
         factor = SLACK_GROWTH if lasted <= SHORT_LIFE else 1.0 / SLACK_GROWTH
         self.slack = min(max(self.slack * factor, self.least_slack), MOST_SLACK)
         self.passes.refresh(self.u, self.v, share / self.slack)
-        self.refreshed_at, self.best = self.n_passes, None
+        self.refreshed_at, self.best, self.is_fresh = self.n_passes, None, True
 
     def _row_half_step(self) -> tuple[float, float]:
         """Dual value in eps after it, for of exact rows sum P is one; and what tile pairs left out hold at most."""
