@@ -17,7 +17,7 @@ from .plan.at_potentials import plan_at
 from .plan.derivatives import KeptPair
 from .plan.kept import Kept
 from .plan.transport import transport
-from .solver import Solved, solved
+from .solver import TILES, Solved, solved
 
 REHEARSAL = 4096  # points a side: two levels
 
@@ -33,7 +33,7 @@ class FlashSinkhorn2:
         self,
         correction: str = "full",
         memory: int = 5,
-        tile: int = 32,
+        tile: int | None = None,
         lasting: bool = True,
         thinning: bool = True,
     ):
@@ -92,6 +92,7 @@ class FlashSinkhorn2:
             "kept_pairs_per_point": result.kept_pairs,
             "screens": result.n_screens,
             "rejected": result.n_rejected,
+            "points_a_tile": result.tile,
         }
         counts = result.n_iterations, result.n_passes, result.converged
         solution = Solution(result.f, result.g, *counts, trace, stats=stats)
@@ -100,11 +101,11 @@ class FlashSinkhorn2:
     def hvp(self, problem: Problem, f: torch.Tensor, g: torch.Tensor, v: torch.Tensor, budget: ToResidual) -> Solution:
         """Over pairs chosen for these potentials; choosing them is in the time."""
         spec, points = problem.spec, (problem.x, problem.y, problem.a, problem.b)
-        options = {"eps": spec.eps, "cost_scale": spec.cost_scale, "tile": self.options["tile"]}
-        plan = plan_at(*points, f, g, tol=budget.tol, **options)
+        tile = self.options["tile"] or TILES[0]
+        plan = plan_at(*points, f, g, tol=budget.tol, eps=spec.eps, cost_scale=spec.cost_scale, tile=tile)
         product = plan.hvp(v, tol=budget.tol, max_iterations=budget.max_iterations, in_y=False)
         trace = (TracePoint(product.n_iterations, None, product.residual),)
-        kept = float(len(plan.kept.mask.cols)) * self.options["tile"] ** 2
+        kept = float(len(plan.kept.mask.cols)) * tile**2
         stats = {"kept_pairs_per_point": kept / spec.n}
         counts = product.n_iterations, product.n_passes, product.converged
         return Solution(f, g, *counts, trace, h_x=product.h_x, stats=stats)

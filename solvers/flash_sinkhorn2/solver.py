@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,7 +17,9 @@ from .geometry.clouds import LARGEST_COST, LARGEST_DIMENSION
 from .iterate import Check, Correction, Options, ScreenedPasses
 from .plan.weightless import Weightless, extended, weightless
 from .rounding import SHARE, of_all_pairs, of_potentials, refined
+from .screen import TooManyPairs
 
+TILES = 32, 64  # points: the next size where tile pairs are too many
 WIDEST = 4.0  # tiles, in blurs: what is wider has fewer points, for its errors within are what passes wait for
 RELAX = "relax the marginals with the dense solver, solvers.flash_sinkhorn (rho)"
 
@@ -34,8 +36,9 @@ class Result:
     their pairs are of the last mask's. n_iterations: half of the passes over the points. n_rejected: mixed steps taken
     back. kept_pairs: of the last mask, a point of x. n_screens: how often pairs of points were chosen.
     trace: residuals on the points at eps; started: of `solve`, on their clock.
-    seconds: (points a side, seconds) by level, after (0, sorting). stalled: iterations ended above tol because rounding
-    lets the residual fall no further, not at a limit. Not converged, f and g are the best of the last pairs chosen.
+    tile: points a tile. seconds: (points a side, seconds) by level, after (0, sorting and what came before). stalled:
+    iterations ended above tol because rounding lets the residual fall no further, not at a limit. Not converged, f and
+    g are the best of the last pairs chosen.
     """
 
     f: torch.Tensor
@@ -50,6 +53,7 @@ class Result:
     n_rejected: int
     kept_pairs: float
     n_screens: int
+    tile: int
     trace: tuple[Check, ...]
     started: float
     seconds: tuple[tuple[int, float], ...]
@@ -84,7 +88,7 @@ def solve(
     max_seconds: float | None = None,
     correction: Correction | str = Correction.FULL,
     memory: int = 5,
-    tile: int = 32,
+    tile: int | None = None,
     lasting: bool = True,
     thinning: bool = True,
 ) -> Result:
@@ -95,9 +99,10 @@ def solve(
     what is left out included. max_iterations over the points, of one row and one column pass each. max_seconds since
     the call, read between passes: once over, coarser levels left are skipped, and potentials of the points come back
     with their residual, which takes two passes over them if there were none yet. correction "full", "lite" or "none":
-    see `iterate`; memory: steps that mixing looks back, 0 for none; tile: points a tile, on a GPU 8 to 64. lasting:
-    choose pairs seldom and with slack, rather than often and few; if not, thinning: drop those that measured sums show
-    to hold little. Not differentiable: inputs are detached.
+    see `iterate`; memory: steps that mixing looks back, 0 for none. tile: points a tile, on a GPU 8 to 64; None: 32, or
+    64 where tiles of 32 meet so many that correcting half-steps would take too much memory. lasting: choose pairs
+    seldom and with slack, rather than often and few; if not, thinning: drop those that measured sums show to hold
+    little. Not differentiable: inputs are detached.
 
     Raises ValueError, naming the argument and the fix, for d above 6, NaN or Inf, negative weights, unequal masses,
     empty or mismatched arrays, the largest cost over 1e11 eps, or a bad option.
@@ -134,14 +139,15 @@ def solved(
     max_seconds: float | None = None,
     correction: Correction | str = Correction.FULL,
     memory: int = 5,
-    tile: int = 32,
+    tile: int | None = None,
     lasting: bool = True,
     thinning: bool = True,
 ) -> Solved:
     """`solve`, with what derivatives start from."""
     started = time.perf_counter()
     eps, cost_scale, tol = positive("eps", eps), positive("cost_scale", cost_scale), positive("tol", tol)
-    max_iterations, tile = whole("max_iterations", max_iterations), whole("tile", tile)
+    max_iterations = whole("max_iterations", max_iterations)
+    sizes = TILES if tile is None else (whole("tile", tile),)
     max_seconds = None if max_seconds is None else positive("max_seconds", max_seconds)
     correction, memory = member("correction", Correction, correction), whole("memory", memory, least=0)
     lasting, thinning = switch("lasting", lasting), switch("thinning", thinning)
@@ -149,12 +155,20 @@ def solved(
     inputs = checked_inputs(x, y, a, b, eps=eps, cost_scale=cost_scale, relax=RELAX)
     with undivided(inputs.x.device):
         width = WIDEST * math.sqrt(eps / cost_scale)
-        of_x, of_y, rounding = sorted_clouds(inputs, eps=eps, cost_scale=cost_scale, tol=tol, tile=tile, width=width)
-        sorting = time.perf_counter() - started
         deadline = None if max_seconds is None else started + max_seconds
         options = Options(correction, memory, 2 * max_iterations, deadline, lasting=lasting, thinning=thinning)
-        goal = max(tol - rounding, tol / 2)  # where rounding is more than half of it, no iteration can be enough
-        found = solve_levels(of_x, of_y, eps=eps, cost_scale=cost_scale, tol=goal, options=options)
+        for size in sizes:
+            of_x, of_y, rounding = sorted_clouds(
+                inputs, eps=eps, cost_scale=cost_scale, tol=tol, tile=size, width=width
+            )
+            sorting = time.perf_counter() - started
+            goal = max(tol - rounding, tol / 2)  # where rounding is more than half of it, no iteration can be enough
+            limited = replace(options, limits_pairs=size < sizes[-1])
+            try:
+                found = solve_levels(of_x, of_y, eps=eps, cost_scale=cost_scale, tol=goal, options=limited)
+                break
+            except TooManyPairs:
+                del of_x, of_y
     outcome, passes = found.outcome, found.passes
     rounding = refined(rounding, passes, outcome.u, outcome.v, tol=tol)
     rounding += of_potentials(of_x, of_y, outcome.u, outcome.v)
@@ -164,7 +178,7 @@ def solved(
         weightless(y, inputs.b, of_x, inputs.x, outcome.u, passes.k),
     )
     scale, shift = eps * math.log(2.0), eps * math.log(inputs.mass) / 2
-    kept = float(len(passes.mask.cols)) * tile**2
+    kept = float(len(passes.mask.cols)) * size**2
     fine = found.annealing + outcome.n_passes
     result = Result(
         f=scale * extended(from_tiles(of_x, outcome.u), apart[0]) - shift,
@@ -179,6 +193,7 @@ def solved(
         n_rejected=outcome.n_rejected,
         kept_pairs=kept / of_x.tree.points,
         n_screens=passes.n_screens,
+        tile=size,
         trace=tuple(outcome.trace),
         started=started,
         seconds=((0, sorting), *found.seconds),

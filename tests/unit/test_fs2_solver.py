@@ -104,13 +104,14 @@ class TestFamilies:
         assert found.converged and residual <= 1e-2 + ROUNDING
 
     @pytest.mark.parametrize("lasting", [True, False])
-    def test_without_room_for_partial_sums_half_steps_are_plain(self, lasting, monkeypatch):
+    def test_without_room_for_partial_sums_tiles_are_larger_and_half_steps_plain(self, lasting, monkeypatch):
         x, y, a, b, eps = FAMILIES["cube to normal"]
         corrected, _ = judged(x, y, a, b, eps=eps, tol=1e-2, lasting=lasting)
         monkeypatch.setattr(passes, "PARTIAL_SHARE", 0.0)
         found, residual = judged(x, y, a, b, eps=eps, tol=1e-2, lasting=lasting)
         assert found.converged and residual <= 1e-2 + ROUNDING
         assert found.n_passes > corrected.n_passes
+        assert (corrected.tile, found.tile) == (32, 64)
 
     @pytest.mark.parametrize("name", ["cube to normal", "clusters", "uneven weights"])
     def test_lasting_masks_are_chosen_less_often(self, name):

@@ -71,7 +71,8 @@ def solve_levels(
                 passes.refresh(outcome.u, outcome.v, LIFT_BUDGET)
             else:
                 passes = ScreenedPasses(level.x.cloud, level.y.cloud, k, thins=options.thinning and not options.lasting)
-                passes.refresh(u, v, FIRST_LASTING_SHARE * goal if options.lasting else FIRST_BUDGET)
+                budget = FIRST_LASTING_SHARE * goal if options.lasting else FIRST_BUDGET
+                passes.refresh(u, v, budget, limited=is_last and options.limits_pairs)
                 outcome = iterate(passes, u, v, tol=goal, options=limits)
         above = level
         if not is_last:

@@ -32,7 +32,8 @@ ROUNDING = 2.0**-19  # of a residual, by exponentials and sums of float32: sixte
 class Options:
     """correction; memory of Anderson mixing, 0 for none; max_passes: a pass is all row or all column sums once;
     deadline: a time of `time.perf_counter`, or None; lasting: masks are chosen for the tolerance at once and with much
-    slack, as where choosing costs more than passes do; thinning: masks lose what measured sums say they can."""
+    slack, as where choosing costs more than passes do; thinning: masks lose what measured sums say they can;
+    limits_pairs: TooManyPairs instead of a first mask that leaves no room for partial sums."""
 
     correction: Correction = Correction.FULL
     memory: int = MEMORY
@@ -40,6 +41,7 @@ class Options:
     deadline: float | None = None
     lasting: bool = True
     thinning: bool = True
+    limits_pairs: bool = False
 
     @property
     def is_late(self) -> bool:

@@ -19,6 +19,7 @@ LARGEST_PLAIN = 60.0  # of a row's |log2 sum|: times multipliers of e^-30 to e^3
 SCREENED_SHARE = 0.25  # of a budget: bounds of boxes are a few times what is there, the rest is for measured sums
 LEAST_LOG2_SUM = -1000.0  # of rows that meet nothing
 LOST = 2.0**-120  # of a tile's sum: smaller terms are no float32
+SCREENED_A_KEPT = 2  # tile pairs that boxes do not exclude, at least
 PARTIAL_SHARE = 1 / 8  # of the device's memory: more partial sums than fit there are not kept, and nothing corrected
 
 
@@ -63,16 +64,22 @@ class ScreenedPasses:
         if mask is not None:
             self._take(mask)
 
-    def refresh(self, u: Tensor, v: Tensor, budget: float) -> None:
+    def refresh(self, u: Tensor, v: Tensor, budget: float, *, limited: bool = False) -> None:
+        """limited: TooManyPairs where there would be no room for partial sums."""
         screened = SCREENED_SHARE * budget if self.thins else budget
-        self._take(screen(self.x, self.y, u, v, self.k, budget=screened))
+        most = self._room * SCREENED_A_KEPT if limited else None
+        self._take(screen(self.x, self.y, u, v, self.k, budget=screened, most_pairs=most))
         self._at, self._budget, self._measured = (u, v), budget if self.thins and self._has_room else None, {}
         self.n_screens += 1
 
+    @property
+    def _room(self) -> int:
+        """Tile pairs whose partial sums are kept."""
+        return int(PARTIAL_SHARE * _memory_bytes(self.x.mass.device)) // (4 * self.x.tree.tile)
+
     def _take(self, mask: Mask) -> None:
         self.mask, self.coarse = mask, Coarse(mask, self.x.tree, self.y.tree)
-        partial_bytes = 4 * len(mask.cols) * self.x.tree.tile
-        self._has_room = partial_bytes <= PARTIAL_SHARE * _memory_bytes(mask.cols.device)
+        self._has_room = len(mask.cols) <= self._room
 
     def _thin(self) -> None:
         """By what the last passes measured, moved to where the last of them was."""

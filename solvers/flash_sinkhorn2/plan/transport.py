@@ -30,7 +30,7 @@ from solvers.flash_sinkhorn.sweeps.tiles import Precision
 from ..geometry import TiledCloud, from_tiles
 from ..iterate import Options
 from ..rounding import refined
-from ..solver import RELAX, check_dimension, solved, sorted_clouds
+from ..solver import RELAX, TILES, check_dimension, solved, sorted_clouds
 from .derivatives import KeptPair, KeptSelfPair
 from .kept import Kept
 from .near_copies import solve_near_copy
@@ -76,7 +76,7 @@ def transport(
     max_iterations: int = 1_000,
     max_seconds: float | None = None,
     hessian_tol: float | None = None,
-    tile: int = 32,
+    tile: int | None = None,
     **options: Any,
 ) -> KeptTransport:
     """Solve OT_eps(a, b) over the pairs that matter, and with debias the two self problems too.
@@ -117,7 +117,7 @@ def find(
     max_iterations: int = 1_000,
     max_seconds: float | None = None,
     hessian_tol: float | None = None,
-    tile: int = 32,
+    tile: int | None = None,
     **options: Any,
 ) -> tuple[KeptTransport, list[Term]]:
     """`transport` of constants, and the terms that `attached` makes differentiable values of."""
@@ -208,7 +208,8 @@ def _solve(
 
 
 def _sorted(inputs: Inputs, problem: Regularisation, budget: _Budget) -> tuple[TiledCloud, TiledCloud, float]:
-    return sorted_clouds(inputs, eps=problem.eps, cost_scale=problem.cost_scale, tol=budget.tol, tile=budget.tile)
+    tile = budget.tile or TILES[0]
+    return sorted_clouds(inputs, eps=problem.eps, cost_scale=problem.cost_scale, tol=budget.tol, tile=tile)
 
 
 def _solve_self(
@@ -288,7 +289,7 @@ def _as_given(
 class _Budget:
     """The stopping rule of every problem, with the seconds that are left of it."""
 
-    def __init__(self, tol: float, max_iterations: int, max_seconds: float | None, tile: int):
+    def __init__(self, tol: float, max_iterations: int, max_seconds: float | None, tile: int | None):
         self.tol, self.tile = tol, tile
         self.max_iterations = whole("max_iterations", max_iterations)
         seconds = None if max_seconds is None else positive("max_seconds", max_seconds)

@@ -3,5 +3,6 @@
 from .every_pair import every_pair
 from .mask import Mask, thin
 from .screen import screen
+from .walk import TooManyPairs
 
-__all__ = ["Mask", "every_pair", "screen", "thin"]
+__all__ = ["Mask", "TooManyPairs", "every_pair", "screen", "thin"]

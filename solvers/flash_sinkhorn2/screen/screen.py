@@ -11,7 +11,10 @@ from .planes import levels
 from .walk import walk
 
 
-def screen(x: TiledCloud, y: TiledCloud, u: Tensor, v: Tensor, k: float, *, budget: float, chunk: int = 2**16) -> Mask:
+def screen(
+    x: TiledCloud, y: TiledCloud, u: Tensor, v: Tensor, k: float,
+    *, budget: float, most_pairs: int | None = None, chunk: int = 2**16,
+) -> Mask:  # fmt: skip
     """The tile pairs without which no row or column sum of 2^t_ij loses more than `budget`, at potentials u [N], v [M].
 
     u and v are in base 2 and finite where there is weight, k = cost_scale log2(e) / eps; t_ij = u_i + v_j +
@@ -20,7 +23,8 @@ def screen(x: TiledCloud, y: TiledCloud, u: Tensor, v: Tensor, k: float, *, budg
     times what is there: screen to a quarter of the budget, and thin to all of it with the sums that a pass measures.
     `chunk`: node pairs that a CPU looks at at a time, so that they stay in its caches.
 
-    Raises ValueError if k or budget is not positive and finite, or a potential is not finite where there is weight.
+    Raises ValueError if k or budget is not positive and finite, or a potential is not finite where there is weight;
+    TooManyPairs if boxes do not exclude all but `most_pairs` tile pairs, before there is memory for them.
     """
     for name, value in (("k", k), ("budget", budget)):
         if not 0 < value < float("inf"):
@@ -29,7 +33,7 @@ def screen(x: TiledCloud, y: TiledCloud, u: Tensor, v: Tensor, k: float, *, budg
     if not all(finite):
         name = "v" if finite[0] else "u"
         raise ValueError(f"{name} is not finite where there is weight: screen at the last finite potentials")
-    pairs = walk(levels(x, u), levels(y, v), k, threshold=budget / 2, chunk=chunk)
+    pairs = walk(levels(x, u), levels(y, v), k, threshold=budget / 2, most_pairs=most_pairs, chunk=chunk)
     mask = mask_of(pairs.rows, pairs.cols, pairs.row_bound, pairs.col_bound)
     most = pairs.exponent.double().exp2_()
     of_rows, of_cols = most * y.mass[pairs.cols], most * x.mass[pairs.rows]

@@ -13,14 +13,14 @@ from torch.nn.functional import pad
 from solvers.flash_sinkhorn.sweeps.launching import launch
 
 from .planes import Level
-from .walk import TilePairs, of_tiles
+from .walk import TilePairs, TooManyPairs, of_tiles
 
 CANDIDATES = 64  # of a row node at once
 
 
-def walk(x: list[Level], y: list[Level], k: float, *, threshold: float) -> TilePairs:
+def walk(x: list[Level], y: list[Level], k: float, *, threshold: float, most_pairs: int | None) -> TilePairs:
     """All tile pairs but those of node pairs whose 2^exponent is nowhere above `threshold`, row after row and each
-    row's columns ascending."""
+    row's columns ascending. TooManyPairs rather than more than `most_pairs` of one level, if given."""
     device = x[0].mass.device
     scale = torch.tensor([k, math.log2(threshold)], dtype=torch.float64, device=device)
     row_skipped = [torch.zeros_like(level.mass) for level in x]
@@ -43,7 +43,10 @@ def walk(x: list[Level], y: list[Level], k: float, *, threshold: float) -> TileP
         counted = (*own, *skipped, counts, counts, lists, scale)
         launch(walk_kernel, grid, counted, {**options, "WRITE": False, "LAST": False})
         own_starts = pad(counts.cumsum(0), (1, 0))
-        near = torch.empty(int(own_starts[-1]), dtype=torch.int32, device=device)
+        total = int(own_starts[-1])
+        if most_pairs is not None and total > most_pairs:
+            raise TooManyPairs
+        near = torch.empty(total, dtype=torch.int32, device=device)
         exponent = torch.empty(len(near) if depth == last else 0, dtype=torch.float32, device=device)
         written = (*own, *skipped, counts, own_starts, near, exponent)
         launch(walk_kernel, grid, written, {**options, "WRITE": True, "LAST": depth == last})

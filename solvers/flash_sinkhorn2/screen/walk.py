@@ -12,6 +12,10 @@ from .bounds import largest_exponents
 from .planes import Level
 
 
+class TooManyPairs(Exception):
+    """Boxes exclude too few tile pairs."""
+
+
 @dataclass(eq=False)
 class TilePairs:
     """Tile pairs that a walk kept, row after row and each row's columns ascending.
@@ -27,16 +31,19 @@ class TilePairs:
     col_bound: Tensor
 
 
-def walk(x: list[Level], y: list[Level], k: float, *, threshold: float, chunk: int) -> TilePairs:
+def walk(
+    x: list[Level], y: list[Level], k: float, *, threshold: float, most_pairs: int | None = None, chunk: int
+) -> TilePairs:
     """All tile pairs but those of node pairs whose 2^exponent is nowhere above `threshold`, at potentials whose planes
     x and y hold. All pairs of the first levels' nodes are looked at.
 
     At most some 4 `chunk` pairs a level are in memory, besides the result; on a GPU a level's pairs all are.
+    TooManyPairs rather than more than `most_pairs`, if given.
     """
     if x[0].mass.is_cuda:
         from . import triton_walk  # Triton need not be there on machines without a GPU
 
-        return triton_walk.walk(x, y, k, threshold=threshold)
+        return triton_walk.walk(x, y, k, threshold=threshold, most_pairs=most_pairs)
     row_skipped = [torch.zeros_like(level.mass) for level in x]
     col_skipped = [torch.zeros_like(level.mass) for level in y]
     last = max(len(x), len(y)) - 1
@@ -60,6 +67,8 @@ def walk(x: list[Level], y: list[Level], k: float, *, threshold: float, chunk: i
         if depth == last:
             upward = torch.nextafter(exponent[near].float(), infinity)
             kept.append((i.int(), j.int(), upward))
+            if most_pairs is not None and sum(len(rows) for rows, _, _ in kept) > most_pairs:
+                raise TooManyPairs
         elif len(i):
             i, j = _children(x[at_x], y[at_y], i, j)
             stack += [(depth + 1, *part) for part in zip(i.split(chunk), j.split(chunk), strict=True)][::-1]
