@@ -21,11 +21,11 @@ def roomy_tree(points: Tensor, *, tile: int, width: float) -> Tree:
     places = _places(tree, points, width)
     if places is None:
         return tree
-    points_of_places = torch.repeat_interleave(places)
-    finer = kd_tree(points[points_of_places], tile=tile)
-    position = torch.empty_like(finer.order)
-    position[finer.order] = torch.arange(finer.n, device=position.device)
-    return Tree(finer.n, tile, points_of_places[finer.order], position[places.cumsum(0) - places])
+    finer = kd_tree(points, tile=tile, places=torch.repeat_interleave(places))
+    position = torch.arange(finer.n, device=places.device)
+    # a point's places stay in the order that they were in: the first of them is its own
+    finer.own = torch.full_like(places, finer.n).scatter_reduce_(0, finer.order, position, "amin")
+    return finer
 
 
 def _places(tree: Tree, points: Tensor, width: float) -> Tensor | None:

@@ -65,15 +65,30 @@ class Tree:
         return torch.where(real, tiles, starts[1:, None] - 1), real
 
 
-def kd_tree(points: Tensor, *, tile: int) -> Tree:
-    """The kd tree of points [n, d], finite; one sort a depth, along the widest axis of each node's box.
+def kd_tree(points: Tensor, *, tile: int, places: Tensor | None = None) -> Tree:
+    """The kd tree of points [n, d], finite, each in one place or at `places` [N] int64; one sort a depth, along the
+    widest axis of each node's box.
 
-    Keys are node + relative position in the node's box, so neither offset nor outliers cost resolution.
+    Keys are node + relative position in the node's box, so neither offset nor outliers cost resolution. Points of one
+    key stay in the order that they were in.
     """
-    n, d = points.shape
-    tree = Tree(n, tile, torch.arange(n, device=points.device))
-    tiled = in_tiles(tree, points).clone(memory_format=torch.contiguous_format)
-    flat = tiled.view(-1, d)
+    if places is None:
+        places = torch.arange(len(points), device=points.device)
+    tree = Tree(len(places), tile, places)
+    if points.is_cuda:
+        from . import triton_tree  # Triton need not be there on machines without a GPU
+
+        triton_tree.sort_by_depths(tree, points)
+    else:
+        _sort_by_depths(tree, points)
+    return tree
+
+
+def _sort_by_depths(tree: Tree, points: Tensor) -> None:
+    """`tree.order` sorted depth by depth, by points [points, d] at these places."""
+    n = tree.n
+    tiled = in_tiles(tree, points.index_select(0, tree.order))
+    flat = tiled.view(-1, points.shape[1])
     for depth in range(tree.depths):
         tiles, _ = tree.tiles_of_nodes(depth)
         low = tiled.amin(1)[tiles].amin(1).double()
@@ -82,14 +97,13 @@ def kd_tree(points: Tensor, *, tile: int) -> Tree:
         low, width = low.gather(1, axis), width.gather(1, axis)
         scale = torch.where(width > 0, BELOW_ONE / width, 0.0)
         node = tree.node_of_tiles(depth)
-        key = tiled.gather(2, axis[node, :, None].expand(-1, tile, 1))[..., 0].double()
+        key = tiled.gather(2, axis[node, :, None].expand(-1, tree.tile, 1))[..., 0].double()
         key.sub_(low[node]).mul_(scale[node]).add_(node[:, None])
         permutation = key.view(-1)[:n].sort(stable=True).indices
         del key
         flat[:n] = flat[permutation]
         flat[n:] = flat[n - 1]
         tree.order = tree.order[permutation]
-    return tree
 
 
 def in_tiles(tree: Tree, values: Tensor) -> Tensor:

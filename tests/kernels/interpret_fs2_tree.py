@@ -1,0 +1,59 @@
+"""Run under TRITON_INTERPRET=1: kd trees by kernels against torch, one JSON line. `case` serves GPUs too."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+
+from solvers.flash_sinkhorn2.geometry import triton_tree
+from solvers.flash_sinkhorn2.geometry.tree import Tree, kd_tree
+
+CASES = [  # n, d, tile, kind of cloud
+    (1, 3, 32, "uniform"), (31, 2, 32, "uniform"), (299, 1, 8, "lattice"), (301, 2, 8, "far"), (77, 3, 1, "uniform"),
+    (300, 3, 32, "repeated"), (611, 4, 64, "far"), (403, 5, 16, "lattice"), (256, 6, 32, "one point"),
+    (701, 3, 32, "columns"), (300, 2, 16, "float64"),
+]  # fmt: skip
+SIZES = [(512, 1024), (64, 128)]  # of nodes that are counted, of programs: those in use, and so that both ways are gone
+
+
+def cloud(n, d, kind):
+    """Points [n, d], and places, or None."""
+    g = torch.Generator().manual_seed(n)
+    x = torch.rand(n, d, generator=g)
+    if kind == "lattice":  # as many equal coordinates as can be, zeros of both signs among them
+        x = (8 * x).floor() - 4
+        x[::2] = torch.where(x[::2] == 0, -0.0, x[::2])
+    if kind == "far":
+        x[n // 2 :] = 1e4 + x[n // 2 :].square()
+        x[7], x[11] = 1e20, -3e-20
+    if kind == "one point":
+        x[:] = x[0].clone()
+    if kind == "columns":
+        x = torch.rand(d + 1, 2 * n, generator=g).T[::2, 1:]
+    if kind == "float64":
+        x = x.double().square() - 1.0
+    places = None
+    if kind == "repeated":
+        places = torch.repeat_interleave(torch.randint(1, 4, (n,), generator=g) ** 2 // 2 + 1)
+    return x, places
+
+
+def case(n, d, tile, kind, device="cpu"):
+    """Whether trees are those of the CPU."""
+    x, places = cloud(n, d, kind)
+    want = kd_tree(x, tile=tile, places=places)
+    places = torch.arange(n) if places is None else places
+    found = {"sorted": not torch.equal(want.order, places)}
+    for sizes in SIZES:
+        tree = Tree(len(places), tile, places.to(device))
+        before = triton_tree.SMALL, triton_tree.POINTS
+        triton_tree.SMALL, triton_tree.POINTS = sizes
+        triton_tree.sort_by_depths(tree, x.to(device))
+        triton_tree.SMALL, triton_tree.POINTS = before
+        found[str(sizes)] = torch.equal(tree.order.cpu(), want.order)
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps({str(c): case(*c) for c in CASES}))

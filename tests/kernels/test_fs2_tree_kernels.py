@@ -1,0 +1,42 @@
+"""kd trees by kernels: those of the CPU, place by place, under the interpreter and on a GPU; and compiled for sm_90."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from test_sweep_kernels import run_script
+
+pytest.importorskip("triton")
+
+import interpret_fs2_tree
+from interpret_fs2_tree import CASES, SIZES
+
+
+def judge(case, found):
+    n, _, _, kind = case
+    assert all(found[str(sizes)] for sizes in SIZES), (case, found)
+    assert found["sorted"] == (n > 1 and kind != "one point"), (case, found)
+
+
+@pytest.mark.skipif(
+    np.lib.NumpyVersion(np.__version__) >= "2.4.0", reason="triton's interpreter breaks on numpy 2.4 and later"
+)
+def test_trees_are_those_of_the_cpu_under_the_interpreter():
+    (results,) = run_script("interpret_fs2_tree.py", interpret=True)
+    for case in CASES:
+        judge(case, results[str(case)])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("case", [*CASES, (300_001, 3, 32, "repeated"), (200_003, 2, 8, "lattice")])
+def test_trees_are_those_of_the_cpu_on_a_gpu(case):
+    judge(case, interpret_fs2_tree.case(*case, device="cuda"))
+
+
+def test_compiles_for_sm_90():
+    results = run_script("compile_fs2_tree.py", interpret=False)
+    assert {found["kernel"] for found in results} == {"box_kernel", "key_kernel", "count_kernel"}
+    for found in results:
+        assert found["local_bytes"] == found["local_accesses"] == found["fused"] == 0, found
