@@ -9,11 +9,20 @@ from compile_sweeps import inspect
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from solvers.flash_sinkhorn2.geometry.roomy import STEP, STEPS
 from solvers.flash_sinkhorn2.geometry.tree import BELOW_ONE
-from solvers.flash_sinkhorn2.geometry.triton_tree import LANES, OTHERS, POINTS, box_kernel, count_kernel, key_kernel
+from solvers.flash_sinkhorn2.geometry.triton_tree import (
+    LANES,
+    OTHERS,
+    POINTS,
+    box_kernel,
+    count_kernel,
+    key_kernel,
+    parts_kernel,
+)
 
 KINDS = dict.fromkeys(("stride_point", "stride_coordinate", "n", "tiles", "depth", "blocks"), "i32")
-KINDS |= {"points": "*fp32", "order": "*i64", "ordered": "*i64"}
+KINDS |= {"points": "*fp32", "order": "*i64", "ordered": "*i64", "parts": "*i16", "totals": "*i64"}
 
 
 def variants(d):
@@ -21,6 +30,9 @@ def variants(d):
     of_tree = {"D": d, "T": 32, "BELOW_ONE": BELOW_ONE}
     yield box_kernel, of_tree | {"POINTS": POINTS}, options
     yield key_kernel, of_tree | {"POINTS": POINTS}, options
+    for tile in (8, 64):
+        of_tiles = {"D": d, "T": tile, "TILES": POINTS // tile}
+        yield parts_kernel, of_tiles | {"STEP": STEP, "STEPS": STEPS}, {"num_warps": 8}
     yield count_kernel, of_tree | {"LANES": LANES, "OTHERS": OTHERS}, options
 
 

@@ -6,7 +6,7 @@ import json
 
 import torch
 
-from solvers.flash_sinkhorn2.geometry import triton_tree
+from solvers.flash_sinkhorn2.geometry import roomy, triton_tree
 from solvers.flash_sinkhorn2.geometry.tree import Tree, kd_tree
 
 CASES = [  # n, d, tile, kind of cloud
@@ -40,7 +40,7 @@ def cloud(n, d, kind):
 
 
 def case(n, d, tile, kind, device="cpu"):
-    """Whether trees are those of the CPU."""
+    """Whether trees, and the parts that tiles need, are those of the CPU; places a point that these make at first."""
     x, places = cloud(n, d, kind)
     want = kd_tree(x, tile=tile, places=places)
     places = torch.arange(n) if places is None else places
@@ -52,6 +52,13 @@ def case(n, d, tile, kind, device="cpu"):
         triton_tree.sort_by_depths(tree, x.to(device))
         triton_tree.SMALL, triton_tree.POINTS = before
         found[str(sizes)] = torch.equal(tree.order.cpu(), want.order)
+    tree, moved = Tree(want.n, tile, want.order.to(device)), x.to(device)
+    edges = roomy.in_tiles(want, x[want.order])
+    width = max((edges.amax(1) - edges.amin(1)).double().mean().item() / 3, 1e-3)
+    parts, totals = triton_tree.parts(tree, moved, width, step=roomy.STEP, steps=roomy.STEPS)
+    tried = zip(parts.cpu(), totals.tolist(), roomy._tried(want, x, width), strict=True)
+    found["parts"] = all(torch.equal(one.long(), other) and a == b for one, a, (other, b) in tried)
+    found["roomier"] = totals[0].item() / want.n
     return found
 
 

@@ -14,9 +14,11 @@ from interpret_fs2_tree import CASES, SIZES
 
 
 def judge(case, found):
-    n, _, _, kind = case
+    n, _, tile, kind = case
+    spread = n > 1 and kind != "one point"
     assert all(found[str(sizes)] for sizes in SIZES), (case, found)
-    assert found["sorted"] == (n > 1 and kind != "one point"), (case, found)
+    assert found["sorted"] == spread, (case, found)
+    assert found["parts"] and (found["roomier"] > 1) == (spread and tile > 1), (case, found)
 
 
 @pytest.mark.skipif(
@@ -37,6 +39,6 @@ def test_trees_are_those_of_the_cpu_on_a_gpu(case):
 
 def test_compiles_for_sm_90():
     results = run_script("compile_fs2_tree.py", interpret=False)
-    assert {found["kernel"] for found in results} == {"box_kernel", "key_kernel", "count_kernel"}
+    assert {found["kernel"] for found in results} == {"box_kernel", "key_kernel", "count_kernel", "parts_kernel"}
     for found in results:
         assert found["local_bytes"] == found["local_accesses"] == found["fused"] == 0, found

@@ -44,6 +44,20 @@ def sort_by_depths(tree: Tree, points: Tensor) -> None:
             tree.order = ordered
 
 
+def parts(tree: Tree, points: Tensor, width: float, *, step: float, steps: int) -> tuple[Tensor, Tensor]:
+    """The parts [steps, tiles] int16 that tiles need to be no wider than `width`, and than widths `step` times as large
+    each; the places [steps] int64 that these make."""
+    n, tile, tiles = tree.n, tree.tile, tree.tiles
+    found = torch.empty(steps, tiles, dtype=torch.int16, device=points.device)
+    totals = torch.zeros(steps, dtype=torch.int64, device=points.device)
+    widest = torch.full((1,), width, dtype=torch.float64, device=points.device)
+    at_once = max(POINTS // tile, 1)
+    arguments = points, *points.stride(), tree.order, widest, found, totals, n, tiles
+    options = {"D": points.shape[1], "T": tile, "TILES": at_once, "STEP": step, "STEPS": steps, "num_warps": 8}
+    launch(parts_kernel, (triton.cdiv(tiles, at_once), 1, 1), arguments, options)
+    return found, totals
+
+
 @triton.jit
 def _node(n, tiles, depth, blocks, T: tl.constexpr):
     """This program's node, its first point and the one after its last, and which block of them is the program's."""
@@ -161,3 +175,31 @@ def count_kernel(
         ahead = (others < key) | ((others == key) & (other[None, :] < point[:, None]))
         before += tl.sum((ahead & real[None, :]).to(tl.int32), 1)
     tl.store(ordered + first + before, tl.load(order + point, inside, other=0), inside)
+
+
+@triton.jit(do_not_specialize=["n", "tiles"])
+def parts_kernel(
+    points, stride_point, stride_coordinate, order, widest, parts, totals, n, tiles,
+    D: tl.constexpr, T: tl.constexpr, TILES: tl.constexpr, STEP: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """parts [STEPS, tiles]; totals [STEPS] int64, zeros."""
+    tile = tl.program_id(0).to(tl.int64) * TILES + tl.arange(0, TILES)
+    point = tile[:, None] * T + tl.arange(0, T)[None, :]
+    inside = point < n
+    source = points + tl.load(order + point, inside, other=0) * stride_point
+    edges = ()
+    for d in tl.static_range(D):
+        x = tl.load(source + d * stride_coordinate, inside, other=0.0)
+        high = tl.max(tl.where(inside, x, float("-inf")), 1)
+        low = tl.min(tl.where(inside, x, float("inf")), 1)
+        edges = edges + ((high - low).to(tl.float64),)
+    sizes = tl.maximum(tl.minimum(n - tile * T, T), 0)
+    width = tl.load(widest)
+    for step in range(STEPS):
+        needed = tl.full([TILES], 1.0, tl.float64)
+        for d in tl.static_range(D):
+            needed *= tl.maximum(edges[d] / width, 1.0)
+        b_parts = tl.minimum(needed, T).to(tl.int64)
+        tl.store(parts + step * tiles.to(tl.int64) + tile, b_parts, tile < tiles)
+        tl.atomic_add(totals + step, tl.sum(b_parts * sizes, 0), sem="relaxed")
+        width *= STEP
