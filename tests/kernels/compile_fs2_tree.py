@@ -9,8 +9,10 @@ from compile_sweeps import inspect
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from solvers.flash_sinkhorn2.geometry import triton_clouds
 from solvers.flash_sinkhorn2.geometry.roomy import STEP, STEPS
 from solvers.flash_sinkhorn2.geometry.tree import BELOW_ONE
+from solvers.flash_sinkhorn2.geometry.triton_clouds import cloud_kernel
 from solvers.flash_sinkhorn2.geometry.triton_tree import (
     LANES,
     OTHERS,
@@ -33,13 +35,20 @@ def variants(d):
     for tile in (8, 64):
         of_tiles = {"D": d, "T": tile, "TILES": POINTS // tile}
         yield parts_kernel, of_tiles | {"STEP": STEP, "STEPS": STEPS}, {"num_warps": 8}
+        yield cloud_kernel, {"D": d, "T": tile, "TILES": triton_clouds.POINTS // tile}, {"num_warps": 4}
     yield count_kernel, of_tree | {"LANES": LANES, "OTHERS": OTHERS}, options
+
+
+def kind_of(kernel, name):
+    if kernel is cloud_kernel and name in ("points", "local", "lost"):
+        return "*fp64" if name == "points" else "*fp32"
+    return KINDS.get(name, "*fp64")
 
 
 if __name__ == "__main__":
     for d in (1, 3, 6):
         for kernel, constants, options in variants(d):
-            signature = {k: "constexpr" if k in constants else KINDS.get(k, "*fp64") for k in kernel.arg_names}
+            signature = {k: "constexpr" if k in constants else kind_of(kernel, k) for k in kernel.arg_names}
             source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
             found = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
             fused = found.asm["ptx"].count("fma.rn.f64")

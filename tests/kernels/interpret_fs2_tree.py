@@ -1,4 +1,4 @@
-"""Run under TRITON_INTERPRET=1: kd trees by kernels against torch, one JSON line. `case` serves GPUs too."""
+"""Run under TRITON_INTERPRET=1: kd trees and clouds by kernels against torch, one JSON line. `case` serves GPUs too."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 
 import torch
 
-from solvers.flash_sinkhorn2.geometry import roomy, triton_tree
+from solvers.flash_sinkhorn2.geometry import roomy, triton_clouds, triton_tree
+from solvers.flash_sinkhorn2.geometry.clouds import TiledCloud, in_kd_order
 from solvers.flash_sinkhorn2.geometry.tree import Tree, kd_tree
 
 CASES = [  # n, d, tile, kind of cloud
@@ -59,7 +60,25 @@ def case(n, d, tile, kind, device="cpu"):
     tried = zip(parts.cpu(), totals.tolist(), roomy._tried(want, x, width), strict=True)
     found["parts"] = all(torch.equal(one.long(), other) and a == b for one, a, (other, b) in tried)
     found["roomier"] = totals[0].item() / want.n
+    found["clouds"] = [
+        of_clouds(want, x[want.order].double(), dtype, device) for dtype in (torch.float32, torch.float64)
+    ]
     return found
+
+
+def of_clouds(tree, points, dtype, device):
+    """Whether clouds are those of the CPU but for sums and logarithms, and the largest differences of these."""
+    g = torch.Generator().manual_seed(tree.n)
+    weight = torch.rand(tree.n, generator=g, dtype=torch.float64)
+    weight[weight < 0.3], weight[tree.n // 2 : tree.n // 2 + 2 * tree.tile] = 0.0, 0.0  # tiles of none among them
+    want = in_kd_order(tree, points, weight, dtype)
+    arranged = triton_clouds.arranged(tree, points.to(device), weight.to(device), dtype)
+    found = TiledCloud(tree, *(values.cpu() for values in arranged))
+    same = ("centre", "local", "lost", "half_box", "weight")
+    exact = all(torch.equal(getattr(found, name), getattr(want, name)) for name in same)
+    close = [torch.equal(found.log2_weight.isinf(), want.weight == 0), (found.mass - want.mass).abs().max().item()]
+    close.append((found.log2_weight - want.log2_weight).nan_to_num(0.0).abs().max().item())
+    return [exact, *close]
 
 
 if __name__ == "__main__":

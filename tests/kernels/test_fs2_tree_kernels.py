@@ -1,4 +1,5 @@
-"""kd trees by kernels: those of the CPU, place by place, under the interpreter and on a GPU; and compiled for sm_90."""
+"""kd trees and clouds by kernels: those of the CPU, place by place, under the interpreter and on a GPU; compiled for
+sm_90."""
 
 from __future__ import annotations
 
@@ -19,6 +20,9 @@ def judge(case, found):
     assert all(found[str(sizes)] for sizes in SIZES), (case, found)
     assert found["sorted"] == spread, (case, found)
     assert found["parts"] and (found["roomier"] > 1) == (spread and tile > 1), (case, found)
+    for exact, empty, mass, logarithm in found["clouds"]:
+        # sums of 64 weights below one in another order; an ulp of a logarithm above -64
+        assert exact and empty and mass < 64 * 2.0**-47 and logarithm < 2.0**-47, (case, found)
 
 
 @pytest.mark.skipif(
@@ -39,6 +43,13 @@ def test_trees_are_those_of_the_cpu_on_a_gpu(case):
 
 def test_compiles_for_sm_90():
     results = run_script("compile_fs2_tree.py", interpret=False)
-    assert {found["kernel"] for found in results} == {"box_kernel", "key_kernel", "count_kernel", "parts_kernel"}
+    assert {found["kernel"] for found in results} == {
+        "box_kernel",
+        "key_kernel",
+        "count_kernel",
+        "parts_kernel",
+        "cloud_kernel",
+    }
     for found in results:
-        assert found["local_bytes"] == found["local_accesses"] == found["fused"] == 0, found
+        assert found["local_bytes"] == found["local_accesses"] == 0, found
+        assert found["fused"] == 0 or found["kernel"] == "cloud_kernel", found

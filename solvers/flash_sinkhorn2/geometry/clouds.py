@@ -37,7 +37,9 @@ class TiledCloud:
     @property
     def points(self) -> Tensor:
         """[N, d] float64, relative to the origin."""
-        return self.centre.repeat_interleave(self.tree.tile, 0) + self.local + self.lost
+        tiles, d = self.centre.shape
+        local, lost = (values.view(tiles, self.tree.tile, d) for values in (self.local, self.lost))
+        return (self.centre[:, None] + local + lost).flatten(0, 1)
 
 
 def tiled_clouds(
@@ -62,26 +64,32 @@ def tiled_clouds(
             raise ValueError(f"{name} is {points.dtype}: give float32 or float64")
         if weight.shape != points.shape[:1]:
             raise ValueError(f"{name_w} has shape {tuple(weight.shape)}: give one weight for each of {name}'s points")
-        if not bool((weight.min() >= 0) & (weight.max() > 0)):
-            raise ValueError(f"{name_w} must have no negative weight and some positive one: clip or replace them")
     if x.shape[1] != y.shape[1]:
         raise ValueError(f"x has dimension {x.shape[1]} but y has {y.shape[1]}: give both clouds the same d")
-    low = torch.minimum(x.amin(0), y.amin(0)).double()
-    high = torch.maximum(x.amax(0), y.amax(0)).double()
-    origin = (low + high) / 2
+    extremes = torch.stack([torch.stack(torch.aminmax(weight)).double() for weight in (a, b)])
+    for name_w, (least, most) in zip(("a", "b"), extremes.tolist(), strict=True):
+        if not (least >= 0 and most > 0):
+            raise ValueError(f"{name_w} must have no negative weight and some positive one: clip or replace them")
+    (low, high), (other_low, other_high) = (torch.aminmax(points, dim=0) for points in (x, y))
+    origin = (torch.minimum(low, other_low).double() + torch.maximum(high, other_high).double()) / 2
     return _tiled(x, a, origin, tile, width), _tiled(y, b, origin, tile, width)
 
 
 def _tiled(points: Tensor, weight: Tensor, origin: Tensor, tile: int, width: float | None) -> TiledCloud:
     tree = kd_tree(points, tile=tile) if width is None else roomy_tree(points, tile=tile, width=width)
     dtype = torch.float64 if points.dtype == torch.float64 and points.device.type == "cpu" else torch.float32
-    weight = weight.double() / weight.double().sum()
+    weight = weight.double()
+    weight = weight / weight.sum()
     weights = weight[tree.order] if tree.own is None else weight.new_zeros(tree.n).index_copy_(0, tree.own, weight)
-    return in_kd_order(tree, points[tree.order].double() - origin, weights, dtype)
+    return in_kd_order(tree, points[tree.order].double().sub_(origin), weights, dtype)
 
 
 def in_kd_order(tree: Tree, points: Tensor, weight: Tensor, dtype: torch.dtype) -> TiledCloud:
     """The cloud of points [n, d] float64 and weights [n] float64 that are in the tree's order already."""
+    if points.is_cuda:
+        from . import triton_clouds  # Triton need not be there on machines without a GPU
+
+        return TiledCloud(tree, *triton_clouds.arranged(tree, points, weight, dtype))
     tiles, d = tree.tiles, points.shape[1]
     tiled = in_tiles(tree, points)
     weights = in_tiles(tree, weight).clone()
