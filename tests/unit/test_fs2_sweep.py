@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -130,6 +132,17 @@ def test_items_cover_every_list_once():
             assert starts[tile] <= first < starts[tile + 1]
             seen[first : min(first + items.pairs, starts[tile + 1])] += 1
     assert (seen == 1).all()
+
+
+def test_items_are_found_once_for_each_starts_and_not_kept_after_it():
+    starts, as_long = torch.tensor([0, 40, 70]), torch.tensor([0, 10, 70])
+    items, others = items_of(starts, 70), items_of(as_long, 70)
+    assert items_of(starts, 70) is items and items_of(as_long, 70) is others
+    assert items.starts.tolist() == [0, 2, 3] and others.starts.tolist() == [0, 1, 3]
+    alive = weakref.ref(items)
+    del starts, items
+    gc.collect()
+    assert alive() is None
 
 
 def test_arguments_that_do_not_fit_are_named():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -34,7 +36,7 @@ def sweep_triton(
 ) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
     """log2_sums, partial and anchor as in `Pass`."""
     run = _Sweep(rows, cols, starts, lists, v, k)
-    anchor = run.anchor(u) if robust else torch.zeros_like(u, dtype=torch.float32)
+    anchor = run.anchor(u) if robust else _no_anchor(rows)
     side = frame(rows, u - anchor if robust else u, run.k)
     stored = torch.empty(lists.shape[0], rows.tree.tile, dtype=torch.float32, device=u.device) if partial else None
     return run(side, anchor=anchor, partial=stored), stored, anchor
@@ -46,7 +48,7 @@ def apply_triton(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """sum_j 2^(t_ij - anchor_i) values_j [N, r], and anchor."""
     run = _Sweep(rows, cols, starts, lists, v, k)
-    anchor = run.anchor(u) if robust else torch.zeros_like(u, dtype=torch.float32)
+    anchor = run.anchor(u) if robust else _no_anchor(rows)
     side = frame(rows, u - anchor if robust else u, run.k)
     columns = values.T.float().contiguous()
     groups = [run(side, values=group) for group in columns.split(LARGEST_VALUES)]
@@ -81,12 +83,29 @@ def launch_options(d: int, tile: int, *, values: int, far: bool) -> dict[str, in
     return options
 
 
+@lru_cache
+def _scale(k: float, device: torch.device) -> Tensor:
+    """k as kernels read it."""
+    return torch.full((1,), k, dtype=torch.float64, device=device)
+
+
+def _no_anchor(rows: TiledCloud) -> Tensor:
+    """Zeros [N] float32, the same ones each time: not to be written."""
+    zeros = _zeros.get(rows)
+    if zeros is None:
+        zeros = _zeros[rows] = torch.zeros(len(rows.weight), dtype=torch.float32, device=rows.weight.device)
+    return zeros
+
+
+_zeros: WeakKeyDictionary[TiledCloud, Tensor] = WeakKeyDictionary()
+
+
 class _Sweep:
     """Everything of a pass but the rows' potentials."""
 
     def __init__(self, rows: TiledCloud, cols: TiledCloud, starts: Tensor, lists: Tensor, v: Tensor, k: float) -> None:
         self.rows, self.starts, self.lists = rows, starts.contiguous(), lists.contiguous()
-        self.k = torch.full((1,), k, dtype=torch.float64, device=v.device)
+        self.k = _scale(k, v.device)
         self.items = items_of(starts, lists.shape[0])
         self.col_tiles = cols.tree.tiles
         self.col_side = frame(cols, v, self.k, cols.log2_weight)
