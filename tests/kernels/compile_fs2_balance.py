@@ -10,21 +10,40 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from solvers.flash_sinkhorn2.correct import kernels
-from solvers.flash_sinkhorn2.correct.triton_balance import AT_ONCE, LANES, PARTS, PRODUCTS, SUMS, newton_warps
+from solvers.flash_sinkhorn2.correct.newton import STEPS, STOP
+from solvers.flash_sinkhorn2.correct.triton_balance import (
+    AT_ONCE,
+    BOUND,
+    FEW,
+    INEXACT,
+    LANES,
+    PARTS,
+    PRODUCTS,
+    SIZES,
+    SUMS,
+    WARPS,
+    newton_warps,
+)
 
-KINDS = {"n": "i32", "n_rows": "i32", "n_cols": "i32", "n_parts": "i32", "best": "*i32"}
+KINDS = {"n": "i32", "n_rows": "i32", "n_cols": "i32", "n_coarse": "i32", "best": "*i32", "arrivals": "*i32"}
 KINDS |= {"starts": "*i64", "cols": "*i32", "rows": "*i32", "parents": "*i64", "entries": "*i32"}
-LIST = {"LANES": LANES}
-NEWTON = {"STEPS": 8, "PRODUCTS": PRODUCTS}
+KINDS |= {"order": "*i64", "places": "*i64"}
+UPDATE = {"COLUMNS": AT_ONCE, "LANES": LANES}
+NEWTON = {"STEPS": STEPS, "STOP": STOP, "PRODUCTS": PRODUCTS, "INEXACT": INEXACT}
+
+
+def ratio(factors: int, rows: int, warps: int, *, sorts: bool):
+    constants = {"FACTORS": factors, "SORTS": sorts, "ROWS": rows, "LANES": LANES, "BLOCK": PARTS}
+    return "ratio_kernel", constants, warps
+
+
 VARIANTS = [
-    ("sum_kernel", {"BLOCK": SUMS}, SUMS // 32),
-    ("ratio_kernel", {"FACTORS": 2, "ROWS": AT_ONCE, **LIST}, 1),
-    ("ratio_kernel", {"FACTORS": 1, "ROWS": AT_ONCE, **LIST}, 1),
-    ("choose_kernel", {"FACTORS": 2, "BLOCK": PARTS}, 4),
-    ("update_kernel", {"FIRST": True, "COLUMNS": AT_ONCE, **LIST}, 1),
-    ("update_kernel", {"FIRST": False, "COLUMNS": AT_ONCE, **LIST}, 1),
-    ("newton_kernel", {"SIZE": 64, **NEWTON}, newton_warps(64)),
-    ("newton_kernel", {"SIZE": 128, **NEWTON}, newton_warps(128)),
+    *(("sum_kernel", {"DENSE": dense, "BLOCK": SUMS}, SUMS // 32) for dense in (False, True)),
+    *(ratio(1, AT_ONCE, 1, sorts=sorts) for sorts in (False, True)),
+    *(ratio(2, FEW, WARPS, sorts=sorts) for sorts in (False, True)),
+    *(("update_kernel", {"FIRST": n, "SORTS": sorts, **UPDATE}, 1) for n in (0, 1) for sorts in (False, True)),
+    ("bound_kernel", {"BLOCK": BOUND}, 8),
+    *(("newton_kernel", {"SIZE": size, **NEWTON}, newton_warps(size)) for size in SIZES),
 ]
 
 if __name__ == "__main__":

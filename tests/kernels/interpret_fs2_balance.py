@@ -7,9 +7,12 @@ from dataclasses import fields, is_dataclass
 
 import torch
 
+from solvers.flash_sinkhorn.sweeps.launching import launch
 from solvers.flash_sinkhorn2.correct import levels, pairs_of
-from solvers.flash_sinkhorn2.correct.balance import FACTORS, Balance
-from solvers.flash_sinkhorn2.correct.triton_balance import TritonBalance
+from solvers.flash_sinkhorn2.correct.balance import FACTORS, Balance, bounded
+from solvers.flash_sinkhorn2.correct.kernels import bound_kernel
+from solvers.flash_sinkhorn2.correct.newton import STEPS, STOP
+from solvers.flash_sinkhorn2.correct.triton_balance import BOUND, TritonBalance
 from solvers.flash_sinkhorn2.geometry import Tree
 
 CASES = [  # rows, columns, share of pairs kept, decades of the entries, of the transposed matrix
@@ -20,6 +23,8 @@ CASES = [  # rows, columns, share of pairs kept, decades of the entries, of the 
     (301, 333, 0.03, 9.0, True),
     (600, 560, 0.01, 1.0, False),
 ]
+EXACT = {"steps": 8, "stop": 0.0}  # as far as rounding lets the coarsest level be balanced
+BOUNDS = [(1, 1.0), (37, 20.0), (5001, 100.0)]  # columns, and the scale of their logarithms
 
 
 def moved(value, device):
@@ -55,23 +60,41 @@ def case(rows, cols, density, decades, flipped, device="cpu"):
     level, S, A, B = moved(level, device), S.to(device), A.to(device), B.to(device)
     oriented = (dense.T if flipped else dense).to(device)
     masses = [(c, r) for r, c in level.masses(B, A)] if flipped else level.masses(A, B)
-    balance = TritonBalance(level, masses, flipped=flipped, sweeps=4, factors=FACTORS)
+    arguments = {"flipped": flipped, "sweeps": 4, "factors": FACTORS}
+    balance = TritonBalance(level, masses, **arguments, **EXACT, products=32, inexact=1e-8)
     balance(torch.rand_like(S), fine=False)  # the memory it leaves says nothing of what comes next
-    w, fine = balance(S, fine=False).clone(), balance(S, fine=True)
+    w, fine = balance(S, fine=False), balance(S, fine=True)
+    in_use = TritonBalance(level, masses, **arguments, steps=STEPS, stop=STOP)(S, fine=False).cpu()
     level, S, A, B = (moved(value, "cpu") for value in (level, S, A, B))
-    of_torch = Balance(level, A, B, flipped=flipped)
+    of_torch = Balance(level, A, B, flipped=flipped, **EXACT)
     by_torch, fine_by_torch = of_torch(S), of_torch(S, fine=True)
-    w, fine, oriented = w.cpu() - B @ w.cpu(), fine.cpu() - B @ fine.cpu(), oriented.cpu()
+    in_use_by_torch = Balance(level, A, B, flipped=flipped)(S)
+    w, fine, oriented = w.cpu(), fine.cpu(), oriented.cpu()
     start = dual(oriented, A, B, torch.zeros_like(B))
     return {
         "gained": dual(oriented, A, B, w) - start,
         "gained_by_torch": dual(oriented, A, B, by_torch) - start,
         "largest": w.abs().max().item(),
+        "mean": max((B @ w).abs().item(), (B @ fine).abs().item()),
         "apart": (w - by_torch).abs().max().item(),
+        "in_use_gained": dual(oriented, A, B, in_use) - start,
+        "in_use_gained_by_torch": dual(oriented, A, B, in_use_by_torch) - start,
         "fine_gained": dual(oriented, A, B, fine) - start,
         "fine_apart": (fine - fine_by_torch).abs().max().item(),
     }
 
 
+def bounds_apart(n, scale, device="cpu"):
+    """Of logarithms of that scale, largest difference from the bounds in torch, and the largest of those."""
+    generator = torch.Generator().manual_seed(n)
+    w, mass = (torch.rand(n, generator=generator, dtype=torch.float64) for _ in range(2))
+    w, mass = scale * (w.square() - 0.3), mass / mass.sum()
+    out = torch.empty_like(w, device=device)
+    launch(bound_kernel, (1, 1, 1), (w.to(device), mass.to(device), out, n), {"BLOCK": BOUND, "num_warps": 8})
+    want = bounded(w, mass)
+    return (out.cpu() - want).abs().max().item(), want.abs().max().item()
+
+
 if __name__ == "__main__":
-    print(json.dumps({str(c): case(*c) for c in CASES}))
+    bounds = [bounds_apart(n, scale) for n, scale in BOUNDS]
+    print(json.dumps({"bounds": bounds, **{str(c): case(*c) for c in CASES}}))

@@ -119,7 +119,7 @@ class TestNewton:
         dense, _, _ = random_matrix(20, 30, density=0.6, seed=seed, decades=3)
         A, B = masses(20, seed), masses(30, seed + 9)
         S = scaled_rows(dense, A)
-        w = newton(S, A, B, steps=20)
+        w = newton(S, A, B, steps=20, stop=0.0)
         columns = w.exp() * (S.T @ (A / (S @ w.exp())))
         assert (columns - B).abs().sum() < 1e-10  # quadratic at the end; the limit is float64's
         assert dual(S, A, B, w) >= 0

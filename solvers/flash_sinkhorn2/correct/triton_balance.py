@@ -10,92 +10,125 @@ from torch import Tensor
 
 from solvers.flash_sinkhorn.sweeps.launching import Launch
 
-from .kernels import choose_kernel, newton_kernel, ratio_kernel, sum_kernel, update_kernel
-from .levels import Level
-from .newton import STEPS
+from .kernels import bound_kernel, newton_kernel, ratio_kernel, sum_kernel, update_kernel
+from .levels import Coarsening, Level
 
 AT_ONCE, LANES = 4, 32  # rows a warp does at once, and entries of each
-SUMS, PARTS = 128, 1024  # a program
-PRODUCTS = 32  # of the coarsest matrix, a Newton step
+FEW, WARPS = 8, 4  # rows and warps of programs that try corrections, the last of which goes over a number of each
+SUMS = 128  # a program
+SIZES = 32, 64, 128  # of the coarsest matrix
+PARTS, BOUND = 1024, 1024  # at once, of a program that goes over all there are
+PRODUCTS, INEXACT = 16, 1e-2  # of the coarsest matrix, a Newton step; of a squared norm, where that is enough
 
 
 class TritonBalance:
-    """w [columns] of S [K] as `Balance` has it, but for its bounds: sweeps >= 1, factors 1, 2, 4, ... of a correction;
-    fine: as in `Balance`.
+    """w [columns] of S [K] as `Balance` has it: sweeps >= 1, factors 1, 2, 4, ... of a correction; fine, steps, stop:
+    as there; products, inexact: of `newton_kernel`.
 
-    masses: A and B of this level and all coarser ones. What is in between and w itself are the same memory each time.
+    masses: A and B of this level and all coarser ones. What is in between is the same memory each time, and so is w,
+    one if fine and one if not.
     """
 
     def __init__(
-        self, level: Level, masses: Sequence[tuple[Tensor, Tensor]], *, flipped: bool, sweeps: int, factors: int
+        self,
+        level: Level,
+        masses: Sequence[tuple[Tensor, Tensor]],
+        *,
+        flipped: bool,
+        sweeps: int,
+        factors: int,
+        steps: int,
+        stop: float,
+        products: int = PRODUCTS,
+        inexact: float = INEXACT,
     ) -> None:
         self._flipped, self._sweeps, self._factors = flipped, sweeps, factors
+        self._limits = {"STEPS": steps, "STOP": stop, "PRODUCTS": products, "INEXACT": inexact}
         self._steps: list[Callable[[], object]] = []
-        self._fine_steps = self._steps  # where there is one level
-        self._S = masses[0][0].new_empty(len(level.pairs.cols))
-        self._w = self._cycle(level, self._S, masses)
+        A, B = masses[0]
+        S = self._S = A.new_empty(len(level.pairs.cols))
+        if level.coarsening is None:
+            dense, places = S.new_zeros(len(A) * len(B)), level.places(flipped=flipped)
+            self._steps.append(lambda: dense.index_copy_(0, places, S))
+            w = self._newton(dense, A, B)
+            self._fine_steps = [*self._steps]
+        else:
+            w = self._cycle(level, S, masses)
+        self._w, self._fine_w = torch.empty_like(w), torch.empty_like(w)
+        for launches, out in ((self._steps, self._w), (self._fine_steps, self._fine_w)):
+            launches.append(Launch(bound_kernel, (1, 1, 1), (w, B, out, len(B)), {"BLOCK": BOUND, "num_warps": 8}))
 
     def __call__(self, S: Tensor, fine: bool) -> Tensor:
         self._S.copy_(S)
-        if fine:
-            self._w.zero_()
         for step in self._fine_steps if fine else self._steps:
             step()
-        return self._w
+        return self._fine_w if fine else self._w
 
-    def _launch(self, kernel: object, programs: int, *arguments: object, **options: int) -> None:
+    def _launch(self, kernel: object, programs: int, *arguments: object, **options: float) -> None:
         self._steps.append(Launch(kernel, (programs, 1, 1), arguments, options))
 
     def _cycle(self, level: Level, S: Tensor, masses: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """Where w of this level's S will be."""
+        """Where w of this level's S will be; there is a coarser one."""
         pairs, coarsening = level.pairs, level.coarsening
-        A, B = masses[0]
+        assert coarsening is not None
+        (A, B), (coarse_A, coarse_B) = masses[:2]
         n_rows, n_cols = len(A), len(B)
-        if coarsening is None:
-            return self._newton(level, S, A, B)
-        sums, by_columns = S.new_empty(len(coarsening.starts) - 1), torch.empty_like(S)
-        grid = triton.cdiv(len(sums), SUMS)
-        of_entries = S, coarsening.starts, coarsening.entries, sums, len(sums)
-        self._launch(sum_kernel, grid, *of_entries, BLOCK=SUMS, num_warps=SUMS // 32)
-        coarse_w = self._cycle(coarsening.level, sums, masses[1:])
-        coarse_B = masses[1][1]
-        sorts = len(self._steps)
-        self._steps.append(lambda: torch.index_select(S, 0, pairs.to_columns, out=by_columns))
-        rows = pairs.row_starts, pairs.cols, S
-        cols = pairs.col_starts, pairs.rows, by_columns
-        parents = coarsening.col_parents
-        if self._flipped:
+        if coarsening.level.coarsening is None:
+            sums = S.new_zeros(len(coarse_A) * len(coarse_B))
+            self._sum(S, coarsening, coarsening.level.places(flipped=self._flipped), sums)
+            coarse_w = self._newton(sums, coarse_A, coarse_B)
+        else:
+            sums = S.new_empty(len(coarsening.starts) - 1)
+            self._sum(S, coarsening, None, sums)
+            coarse_w = self._cycle(coarsening.level, sums, masses[1:])
+        rows = pairs.row_starts, pairs.cols, S, pairs.to_columns, S
+        by_columns = torch.empty_like(S)  # sorted by what reads it first
+        cols = pairs.col_starts, pairs.rows, S, pairs.to_columns, by_columns
+        parents, flipped = coarsening.col_parents, self._flipped
+        if flipped:
             rows, cols, parents = cols, rows, coarsening.row_parents
-        grid, col_grid = triton.cdiv(n_rows, AT_ONCE), triton.cdiv(n_cols, AT_ONCE)
-        w, ratios, parts = torch.empty_like(B), A.new_empty(self._factors, n_rows), A.new_empty(self._factors, grid)
-        best = torch.empty(1, dtype=torch.int32, device=A.device)
-        block = {"LANES": LANES, "num_warps": 1}
-        of_rows = A, ratios, parts, n_rows
-        self._launch(
-            ratio_kernel, grid, *rows, parents, coarse_w, *of_rows, FACTORS=self._factors, ROWS=AT_ONCE, **block
-        )
-        of_coarse = coarse_w, coarse_B, len(coarse_B), best
-        self._launch(choose_kernel, 1, parts, grid, *of_coarse, FACTORS=self._factors, BLOCK=PARTS)
-        of_cols = ratios, parents, coarse_w, best, w, B, n_cols, n_rows
-        self._launch(update_kernel, col_grid, *cols, *of_cols, FIRST=True, COLUMNS=AT_ONCE, **block)
-        first = len(self._steps)
-        self._launch(ratio_kernel, grid, *rows, parents, w, *of_rows, FACTORS=1, ROWS=AT_ONCE, **block)
-        self._launch(update_kernel, col_grid, *cols, *of_cols, FIRST=False, COLUMNS=AT_ONCE, **block)
-        again = self._steps[first:]
-        self._steps[first:] = again * (self._sweeps - 1)
-        self._fine_steps = [self._steps[sorts], *again * self._sweeps]  # the finest level's are the last
+        w, ratios = torch.empty_like(B), A.new_empty(self._factors, n_rows)
+        parts = A.new_empty(self._factors, triton.cdiv(n_rows, FEW))
+        best, arrivals = torch.zeros(2, 1, dtype=torch.int32, device=A.device)
+
+        def ratio(at: Tensor, factors: int = 1, *, sorts: bool = False) -> None:
+            of_rows = parents, at, A, ratios, parts, n_rows, coarse_B, len(coarse_B), best, arrivals
+            at_once, warps = (FEW, WARPS) if factors > 1 else (AT_ONCE, 1)
+            options = {"FACTORS": factors, "SORTS": sorts, "ROWS": at_once, "LANES": LANES, "BLOCK": PARTS}
+            self._launch(ratio_kernel, triton.cdiv(n_rows, at_once), *rows, *of_rows, **options, num_warps=warps)
+
+        def update(at: Tensor, *, first: bool = False, sorts: bool = False) -> None:
+            of_cols = ratios, parents, coarse_w, best, at, w, B, n_cols, n_rows
+            options = {"FIRST": first, "SORTS": sorts, "COLUMNS": AT_ONCE, "LANES": LANES, "num_warps": 1}
+            self._launch(update_kernel, triton.cdiv(n_cols, AT_ONCE), *cols, *of_cols, **options)
+
+        ratio(coarse_w, self._factors, sorts=flipped)
+        update(w, first=True, sorts=not flipped)
+        corrected, zeros = len(self._steps), torch.zeros_like(B)
+        ratio(w)
+        update(w)
+        ratio(zeros, sorts=flipped)
+        update(zeros, sorts=not flipped)
+        again, from_zero = self._steps[corrected : corrected + 2], self._steps[corrected + 2 :]
+        self._steps[corrected:] = again * (self._sweeps - 1)
+        self._fine_steps = from_zero + again * (self._sweeps - 1)  # the finest level's are the last
         return w
 
-    def _newton(self, level: Level, S: Tensor, A: Tensor, B: Tensor) -> Tensor:
-        places, w = level.places(flipped=self._flipped), torch.empty_like(B)
-        dense = S.new_zeros(len(A) * len(B))
-        self._steps.append(lambda: dense.index_copy_(0, places, S))
-        size = 64 if max(len(A), len(B)) <= 64 else 128  # two kernels to compile, whatever the problem
-        options = {"SIZE": size, "STEPS": STEPS, "PRODUCTS": PRODUCTS, "num_warps": newton_warps(size)}
-        self._launch(newton_kernel, 1, dense, A, B, w, len(A), len(B), **options)
+    def _sum(self, S: Tensor, coarsening: Coarsening, places: Tensor | None, out: Tensor) -> None:
+        """S over the coarser entries, to their places."""
+        n, dense = len(coarsening.starts) - 1, places is not None
+        arguments = S, coarsening.starts, coarsening.entries, places if dense else coarsening.starts, out, n
+        self._launch(sum_kernel, triton.cdiv(n, SUMS), *arguments, DENSE=dense, BLOCK=SUMS, num_warps=SUMS // 32)
+
+    def _newton(self, S: Tensor, A: Tensor, B: Tensor) -> Tensor:
+        """Where w of the dense S [rows * columns] will be."""
+        w = torch.empty_like(B)
+        size = next(size for size in SIZES if max(len(A), len(B)) <= size)
+        options = {"SIZE": size, **self._limits, "num_warps": newton_warps(size)}
+        self._launch(newton_kernel, 1, S, A, B, w, len(A), len(B), **options)
         return w
 
 
 def newton_warps(size: int) -> int:
-    """16 entries a thread: a program keeps the matrix in its registers."""
+    """16 entries a thread: a program keeps the matrix in its registers, and 32 would not fit."""
     return size * size // 512
