@@ -21,7 +21,8 @@ LARGEST = 100.0  # error of an exponent: far beyond any tolerance
 def of_all_pairs(x: TiledCloud, y: TiledCloud, k: float) -> float:
     """Whatever the potentials: exponents are off by what a point's coordinates lost, at the largest distance; k as in
     `ScreenedPasses`. Products of both clouds' errors are left aside, here and below."""
-    return sum(_added(cloud, errors) for cloud, errors in _largest_errors(x, y, k))
+    of_x, of_y = (_added(cloud, errors) for cloud, errors in _largest_errors(x, y, k))
+    return float(of_x + of_y)
 
 
 def refined(rounding: float, passes: ScreenedPasses, u: Tensor, v: Tensor, *, tol: float) -> float:
@@ -40,25 +41,26 @@ def of_kept_pairs(passes: ScreenedPasses, u: Tensor, v: Tensor) -> float:
     rows, cols = _Side.of(x, u, k, mask.row_starts, mask.cols), _Side.of(y, v, k, mask.col_starts, mask.rows)
     far_rows, far_cols = rows.meets_wide(cols), cols.meets_wide(rows)
     kept = rows.added(cols, k, far_rows, far_cols) + cols.added(rows, k, far_cols, far_rows)
-    largest = sum(float(errors.max()) for _, errors in _largest_errors(x, y, k))
-    return kept + float(passes.omitted(u, v)) * math.expm1(min(largest, LARGEST))
+    of_x, of_y = (errors.max() for _, errors in _largest_errors(x, y, k))
+    largest = float(of_x + of_y)
+    return float(kept) + float(passes.omitted(u, v)) * math.expm1(min(largest, LARGEST))
 
 
 def of_potentials(x: TiledCloud, y: TiledCloud, u: Tensor, v: Tensor) -> float:
     """Each is off by half an ulp, and by as much again in units of the cost: of costs of 1e10 eps that is 1e-6."""
-    largest = sum(float(torch.where(c.weight > 0, w, 0.0).abs().max()) for c, w in ((x, u), (y, v)))
-    return math.expm1(min(2.0**-52 * math.log(2.0) * largest, LARGEST))
+    of_x, of_y = (torch.where(cloud.weight > 0, potential, 0.0).abs().max() for cloud, potential in ((x, u), (y, v)))
+    return math.expm1(min(2.0**-52 * math.log(2.0) * float(of_x + of_y), LARGEST))
 
 
 def _largest_errors(x: TiledCloud, y: TiledCloud, k: float) -> list[tuple[TiledCloud, Tensor]]:
     """Both clouds, and of exponents in natural logarithms at each of their points."""
     slope = 2.0 * math.log(2.0) * k * math.sqrt(squared_diameter(x, y))
-    return [(cloud, slope * torch.linalg.vector_norm(cloud.lost.double(), dim=1)) for cloud in (x, y)]
+    return [(cloud, slope * torch.linalg.vector_norm(cloud.lost, dim=1, dtype=torch.float64)) for cloud in (x, y)]
 
 
-def _added(cloud: TiledCloud, errors: Tensor) -> float:
-    """To the residual, if each point sums to its weight and its exponents are off by errors [N]."""
-    return float((cloud.weight * errors.clamp(max=LARGEST).expm1()).sum())
+def _added(cloud: TiledCloud, errors: Tensor) -> Tensor:
+    """[], to the residual, if each point sums to its weight and its exponents are off by errors [N]."""
+    return (cloud.weight * errors.clamp(max=LARGEST).expm1()).sum()
 
 
 @dataclass(eq=False)
@@ -94,8 +96,8 @@ class _Side:
             found[i[opposite.wide[j]]] = True
         return found
 
-    def added(self, opposite: _Side, k: float, far: Tensor, opposite_far: Tensor) -> float:
-        """To the residual, by what this cloud's coordinates lost; far, opposite_far: of `meets_wide`."""
+    def added(self, opposite: _Side, k: float, far: Tensor, opposite_far: Tensor) -> Tensor:
+        """[], to the residual, by what this cloud's coordinates lost; far, opposite_far: of `meets_wide`."""
         cloud, met = self.cloud, opposite.cloud
         reach = torch.zeros_like(self.image)  # an axis
         for i, j in self.entries():

@@ -63,12 +63,8 @@ def _left(options: Options, taken: int) -> Options:
 
 def squared_diameter(x: TiledCloud, y: TiledCloud) -> float:
     """Of the box of all points with weight."""
-    low, high = [], []
-    for cloud in (x, y):
-        solid = cloud.mass[:, None] > 0
-        low.append(torch.where(solid, cloud.centre - cloud.half_box, torch.inf).amin(0))
-        high.append(torch.where(solid, cloud.centre + cloud.half_box, -torch.inf).amax(0))
-    return float((torch.maximum(*high) - torch.minimum(*low)).square().sum())
+    lows, highs = (list(zip(*ends, strict=True)) for ends in zip(x.box, y.box, strict=True))  # of both clouds, by axis
+    return sum((max(high) - min(low)) ** 2 for low, high in zip(lows, highs, strict=True))
 
 
 def _epsilons(largest: float, eps: float) -> list[float]:

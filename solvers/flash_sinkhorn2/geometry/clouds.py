@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -40,6 +41,13 @@ class TiledCloud:
         tiles, d = self.centre.shape
         local, lost = (values.view(tiles, self.tree.tile, d) for values in (self.local, self.lost))
         return (self.centre[:, None] + local + lost).flatten(0, 1)
+
+    @cached_property
+    def box(self) -> tuple[list[float], list[float]]:
+        """Least and largest coordinates of points with weight, relative to the origin. Waits for the device, once."""
+        half = torch.where(self.mass[:, None] > 0, self.half_box, -torch.inf)
+        low, high = torch.stack([(self.centre - half).amin(0), (self.centre + half).amax(0)]).tolist()
+        return low, high
 
 
 def tiled_clouds(
