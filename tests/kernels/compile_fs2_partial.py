@@ -21,7 +21,8 @@ VARIANTS = [
 
 if __name__ == "__main__":
     for kernel, constants in VARIANTS:
-        signature = {k: "constexpr" if k in constants else KINDS.get(k, "*fp64") for k in kernel.arg_names}
+        kinds = {**KINDS, "out": "*fp32" if constants["MAXIMUM"] else "*fp64"}
+        signature = {k: "constexpr" if k in constants else kinds.get(k, "*fp64") for k in kernel.arg_names}
         source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
         found = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 1})
         print(json.dumps({"kernel": kernel.__name__, **constants, **inspect(found.asm["cubin"])}))

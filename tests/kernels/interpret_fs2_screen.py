@@ -8,7 +8,9 @@ from dataclasses import fields, is_dataclass
 import torch
 
 from solvers.flash_sinkhorn2.geometry import tiled_clouds
+from solvers.flash_sinkhorn2.lists import triton_mirror
 from solvers.flash_sinkhorn2.screen import mask, planes, triton_planes, triton_thin, triton_walk, walk
+from solvers.flash_sinkhorn2.screen.screen import _costs
 
 CASES = [(1000, 700, 3, 16), (600, 90, 2, 4), (50, 600, 1, 8), (300, 310, 6, 8), (1, 40, 3, 8)]  # n, m, d, tile
 CASES += [(40, 300, 2, 8, 1)]  # rows in tiles of their own, as points without weight are
@@ -78,11 +80,13 @@ def case(n, m, d, tile, row_tile=None, device="cpu"):
     on_host = problem(n, m, d, tile, row_tile)
     x, y, k, u, v = (moved(value, device) for value in on_host)
     triton_planes.FIRST_DEPTH = 3  # so that small clouds have levels
+    if device == "cpu":
+        triton_mirror.GROUPS = 16  # the interpreter takes one after the other
     levels = triton_planes.levels(x, u), triton_planes.levels(y, v)
     pairs = triton_walk.walk(*levels, k, threshold=1e-3)
-    kept = mask.mask_of(pairs.rows, pairs.cols, pairs.row_bound, pairs.col_bound)
-    exponent = pairs.exponent.double().exp2()
-    costs = exponent * y.mass[pairs.cols], exponent * x.mass[pairs.rows]
+    kept = mask.mask_of(pairs.row_starts, pairs.cols, pairs.row_bound, pairs.col_bound)
+    exact = _costs(moved(kept, "cpu"), pairs.exponent.cpu(), on_host[0].mass, on_host[1].mass)
+    costs = triton_thin.bounded_costs(kept, pairs.exponent.clone(), x.mass, y.mass)
     budget = float(max(kept.row_bound.max(), kept.col_bound.max()) + costs[0].median() * 20)
     thinned = triton_thin.thin(kept, *costs, budget)
     levels, pairs, kept, thinned = (
@@ -93,13 +97,23 @@ def case(n, m, d, tile, row_tile=None, device="cpu"):
     by_torch = mask.thin(kept, *(cost.cpu() for cost in costs), budget)
     return {
         "planes": [of_planes(on_host[side], on_host[side + 3], levels[side]) for side in (0, 1)],
-        "pairs": len(pairs.rows),
-        "walked": torch.equal(walked.rows, pairs.rows) and torch.equal(walked.cols, pairs.cols),
+        "pairs": len(pairs.cols),
+        "walked": torch.equal(walked.row_starts, pairs.row_starts) and torch.equal(walked.cols, pairs.cols),
         "exponents": [f(pairs.exponent - walked.exponent).item() for f in (torch.min, torch.max)],
         "bounds": max(relative(getattr(pairs, name), getattr(walked, name)) for name in ("row_bound", "col_bound")),
+        "costs": all(rounded_up(cost.cpu(), other) for cost, other in zip(costs, exact, strict=True)),
         "left_out": [len(kept.cols) - len(each.cols) for each in (thinned, by_torch)],
         "thinned": thinned_well(kept, thinned, [cost.cpu() for cost in costs], budget),
     }
+
+
+def rounded_up(cost, exact):
+    """Whether float32 costs are the least above float64 ones, but for the last bits of those; infinite if they must
+    be."""
+    infinity = torch.tensor(torch.inf)
+    bounds = exact * (1 - 1e-15), exact * (1 + 1e-15)
+    least, most = (torch.where(z.float() < z, z.float().nextafter(infinity), z.float()) for z in bounds)
+    return bool(((least <= cost) & (cost <= most) | exact.isnan() & cost.isnan()).all())
 
 
 def relative(found, want):
@@ -111,15 +125,17 @@ def thinned_well(kept, thinned, costs, budget):
     stay within the budget."""
     rows, width = kept.row_of_entries(), len(kept.col_bound)
     own = thinned.row_of_entries() * width + thinned.cols
+    in_rows = torch.empty_like(costs[1]).index_copy_(0, kept.to_columns.long(), costs[1])
     gone = ~torch.isin(rows * width + kept.cols, own)
     col_of = torch.repeat_interleave(thinned.col_starts.diff())
     agree = torch.equal((thinned.rows * width + col_of), own[thinned.to_columns])
+    agree &= torch.equal(col_of, thinned.cols.long().sort().values)
     off = 0.0
     for bound, new, cost, tile in (
         (kept.row_bound, thinned.row_bound, costs[0], rows),
-        (kept.col_bound, thinned.col_bound, costs[1], kept.cols.long()),
+        (kept.col_bound, thinned.col_bound, in_rows, kept.cols.long()),
     ):
-        off = max(off, relative(new, bound.index_add(0, tile[gone], cost[gone])))
+        off = max(off, relative(new, bound.index_add(0, tile[gone], cost[gone].double())))
         agree &= bool((new <= budget * (1 + 1e-12)).all())
     return [off, agree]
 

@@ -253,7 +253,7 @@ def test_screened_then_thinned(d, capsys):
     mask = screen(x, y, u, v, k, budget=budget)
     row_sums, col_sums = sums_by_tile_pair(x, y, exponents)
     rows, cols = mask.row_of_entries(), mask.cols.long()
-    thinned = thin(mask, row_sums[rows, cols], col_sums[rows, cols], budget=1.5 * budget)
+    thinned = thin(mask, row_sums[rows, cols], col_sums[rows, cols][mask.to_columns], budget=1.5 * budget)
     for m, allowed in ((mask, budget), (thinned, 1.5 * budget)):
         check_lists(m)
         check_bounds(m, x, y, exponents, allowed)
@@ -273,7 +273,8 @@ def test_thinning_keeps_to_the_rest_of_the_budget():
     u, v = half_steps(x, y, 200.0, squares, 3, 0)
     mask = screen(x, y, u, v, 200.0, budget=1e-3)
     row_sums, col_sums = sums_by_tile_pair(x, y, u[:, None] + v - 200.0 * squares)
-    measured = row_sums[mask.row_of_entries(), mask.cols.long()], col_sums[mask.row_of_entries(), mask.cols.long()]
+    rows, cols = mask.row_of_entries(), mask.cols.long()
+    measured = row_sums[rows, cols], col_sums[rows, cols][mask.to_columns]
     assert torch.equal(thin(mask, *measured, budget=1e-9).cols, mask.cols)  # spent already
     assert len(thin(mask, *measured, budget=2.0).cols) < len(mask.cols)
 

@@ -57,7 +57,7 @@ class Coarse:
         level = self._flipped or self.level
         if self._balance is None or self._balance.A is not A or self._balance.B is not B:
             self._balance = Balance(level, A, B, flipped=flipped)
-        return self._balance(S[self.pairs.to_columns] if flipped else S, fine=fine)
+        return self._balance(S.index_select(0, self.pairs.to_columns) if flipped else S, fine=fine)
 
     def corrected_sums(self, partial: Tensor, multipliers: Tensor) -> Tensor:
         """[rows] float64: sum_J s_iJ multipliers_J."""

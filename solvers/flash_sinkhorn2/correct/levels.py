@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .pairs import Pairs, compressed_rows, index_type, pairs_of
+from ..lists import index_type
+from .pairs import Pairs, compressed_rows, pairs_of
 
 COARSEST_DEPTH = 6  # of a tree: 64 nodes
 DEPTHS_A_LEVEL = 1  # a node has two children, one of the first level two to four tiles
@@ -68,6 +70,12 @@ class Level:
             return [(rows, cols)]
         return [(rows, cols), *coarsening.level.masses(coarsening.row_sums(rows), coarsening.col_sums(cols))]
 
+    @cached_property
+    def values(self) -> tuple[Tensor, Tensor]:
+        """[K] float64 each: memory of values in row order and in column order, for whoever balances."""
+        values = torch.empty(2, len(self.pairs.cols), dtype=torch.float64, device=self.pairs.cols.device)
+        return values[0], values[1]
+
     def places(self, *, flipped: bool) -> Tensor:
         """[K]: of each entry in the dense matrix [rows, columns], or flipped in its transpose."""
         rows, cols = self.pairs.row_of_entries.long(), self.pairs.cols.long()
@@ -84,18 +92,31 @@ def _level(pairs: Pairs, row_tree: Depths, row_depth: int | None, col_tree: Dept
     coarser = _coarser(row_tree, row_depth), _coarser(col_tree, col_depth)
     if coarser == (row_depth, col_depth):
         return Level(pairs, None)
-    row_parents = _parents(row_tree, row_depth, coarser[0])
-    col_parents = _parents(col_tree, col_depth, coarser[1])
-    shape = _nodes(row_tree, coarser[0]), _nodes(col_tree, coarser[1])
+    row_children, row_parents = _nested(row_tree, row_depth, coarser[0])
+    col_children, col_parents = _nested(col_tree, col_depth, coarser[1])
+    if pairs.cols.is_cuda:
+        from . import triton_levels  # Triton need not be there on machines without a GPU
+
+        nested = row_children, row_parents, col_children, col_parents
+        coarse_pairs, starts, entries = triton_levels.coarsened(pairs, *nested)
+    else:
+        shape = len(row_children) - 1, len(col_children) - 1
+        coarse_pairs, starts, entries = _coarsened(pairs, row_parents, col_parents, shape)
+    level = _level(coarse_pairs, row_tree, coarser[0], col_tree, coarser[1])
+    return Level(pairs, Coarsening(row_parents, col_parents, starts, entries, level))
+
+
+def _coarsened(
+    pairs: Pairs, row_parents: Tensor, col_parents: Tensor, shape: tuple[int, int]
+) -> tuple[Pairs, Tensor, Tensor]:
+    """The pattern over so many nodes, and the `starts` and `entries` of a `Coarsening`."""
     keys = row_parents[pairs.row_of_entries] * shape[1] + col_parents[pairs.cols]
     keys, entries = keys.to(index_type(shape[0] * shape[1])).sort(stable=True)  # half as long if it takes half the bits
     starts = pad((keys[1:] != keys[:-1]).nonzero()[:, 0] + 1, (1, 1))
     starts[-1] = len(entries)
     keys = keys[starts[:-1]]
-    coarse_pairs = pairs_of(keys // shape[1], keys % shape[1], shape)
-    level = _level(coarse_pairs, row_tree, coarser[0], col_tree, coarser[1])
     index = index_type(len(entries))
-    return Level(pairs, Coarsening(row_parents, col_parents, starts.to(index), entries.to(index), level))
+    return pairs_of(keys // shape[1], keys % shape[1], shape), starts.to(index), entries.to(index)
 
 
 def _coarser(tree: Depths, depth: int | None) -> int | None:
@@ -106,15 +127,15 @@ def _coarser(tree: Depths, depth: int | None) -> int | None:
     return max(depth - DEPTHS_A_LEVEL, COARSEST_DEPTH)
 
 
-def _nodes(tree: Depths, depth: int | None) -> int:
-    return tree.tiles if depth is None else 2**depth
-
-
-def _parents(tree: Depths, depth: int | None, coarser: int | None) -> Tensor:
-    """[nodes of depth] int64: the node of the coarser depth that each is in."""
+def _nested(tree: Depths, depth: int | None, coarser: int | None) -> tuple[Tensor, Tensor]:
+    """[nodes of the coarser depth + 1] int64: which nodes of `depth` each holds; [nodes of depth] int64: which of the
+    coarser ones each is in."""
+    device = tree.starts(0).device
     if coarser is None:
-        return torch.arange(tree.tiles, device=tree.starts(0).device)
-    starts = tree.starts(coarser)
+        children = torch.arange(tree.tiles + 1, device=device)
+        return children, children[:-1]
     if depth is None:
-        return torch.repeat_interleave(starts.diff(), output_size=tree.tiles)
-    return torch.arange(2**depth, device=starts.device) >> (depth - coarser)
+        children = tree.starts(coarser)
+        return children, torch.repeat_interleave(children.diff(), output_size=tree.tiles)
+    children = torch.arange(2**coarser + 1, device=device) << (depth - coarser)
+    return children, torch.arange(2**depth, device=device) >> (depth - coarser)

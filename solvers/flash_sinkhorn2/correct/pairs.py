@@ -9,13 +9,15 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ..lists import index_type, mirrored
+
 
 @dataclass(eq=False)
 class Pairs:
     """The pattern of a matrix with K entries.
 
     row_starts [rows + 1] int64 and cols [K]: entries row after row; col_starts [columns + 1] int64 and rows [K]: column
-    after column, where entry e is entry to_columns[e] of the other order.
+    after column, where entry e is entry to_columns[e] of the other order, of `index_type`.
     """
 
     row_starts: Tensor
@@ -31,8 +33,8 @@ class Pairs:
     @cached_property
     def mirrored(self) -> Pairs:
         """Of the transposed matrix."""
-        to_rows = torch.empty_like(self.to_columns)
-        to_rows[self.to_columns] = torch.arange(len(to_rows), device=to_rows.device)
+        entries = torch.arange(len(self.cols), dtype=self.to_columns.dtype, device=self.cols.device)
+        to_rows = torch.empty_like(entries).scatter_(0, self.to_columns.long(), entries)
         return Pairs(self.col_starts, self.rows, self.row_starts, self.cols, to_rows)
 
     @cached_property
@@ -47,21 +49,16 @@ class Pairs:
 
     def transposed(self, values: Tensor) -> Tensor:
         """The transposed matrix of values [K] in row order."""
-        return compressed_rows(self.col_starts, self.rows, values[self.to_columns], self.shape[0])
+        return compressed_rows(self.col_starts, self.rows, values.index_select(0, self.to_columns), self.shape[0])
 
 
 def pairs_of(rows: Tensor, cols: Tensor, shape: tuple[int, int]) -> Pairs:
     """Of entries [K] without repeats that are in row order."""
     rows, cols = rows.to(torch.int32), cols.to(torch.int32)
-    in_columns, to_columns = cols.sort(stable=True)
-    found = Pairs(_starts(rows, shape[0]), cols, _starts(in_columns, shape[1]), rows[to_columns], to_columns)
+    row_starts = torch.searchsorted(rows, torch.arange(shape[0] + 1, dtype=rows.dtype, device=rows.device))
+    found = Pairs(row_starts, cols, *mirrored(row_starts, cols, shape[1]))
     found.row_of_entries = rows
     return found
-
-
-def index_type(n: int) -> torch.dtype:
-    """The smaller type of n different indices."""
-    return torch.int32 if n < 2**31 else torch.int64
 
 
 def compressed_rows(starts: Tensor, cols: Tensor, values: Tensor, n_cols: int) -> Tensor:
@@ -72,8 +69,3 @@ def compressed_rows(starts: Tensor, cols: Tensor, values: Tensor, n_cols: int) -
         return torch.sparse_csr_tensor(
             starts.to(index), cols.to(index), values, (len(starts) - 1, n_cols), check_invariants=False
         )
-
-
-def _starts(index: Tensor, n: int) -> Tensor:
-    """[n + 1]: where each of n values starts in `index`, ascending."""
-    return torch.searchsorted(index, torch.arange(n + 1, dtype=index.dtype, device=index.device))

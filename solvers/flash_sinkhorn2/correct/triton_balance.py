@@ -25,8 +25,8 @@ class TritonBalance:
     """w [columns] of S [K] as `Balance` has it: sweeps >= 1, factors 1, 2, 4, ... of a correction; fine, steps, stop:
     as there; products, inexact: of `newton_kernel`.
 
-    masses: A and B of this level and all coarser ones. What is in between is the same memory each time, and so is w,
-    one if fine and one if not.
+    masses: A and B of this level and all coarser ones. w is the same memory each time, one if fine and one if not, and
+    so is what is in between, which balances of one level share.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class TritonBalance:
         self._limits = {"STEPS": steps, "STOP": stop, "PRODUCTS": products, "INEXACT": inexact}
         self._steps: list[Callable[[], object]] = []
         A, B = masses[0]
-        S = self._S = A.new_empty(len(level.pairs.cols))
+        S = self._S = level.values[0]
         if level.coarsening is None:
             dense, places = S.new_zeros(len(A) * len(B)), level.places(flipped=flipped)
             self._steps.append(lambda: dense.index_copy_(0, places, S))
             w = self._newton(dense, A, B)
             self._fine_steps = [*self._steps]
         else:
-            w = self._cycle(level, S, masses)
+            w = self._cycle(level, masses)
         self._w, self._fine_w = torch.empty_like(w), torch.empty_like(w)
         for launches, out in ((self._steps, self._w), (self._fine_steps, self._fine_w)):
             launches.append(Launch(bound_kernel, (1, 1, 1), (w, B, out, len(B)), {"BLOCK": BOUND, "num_warps": 8}))
@@ -67,10 +67,11 @@ class TritonBalance:
     def _launch(self, kernel: object, programs: int, *arguments: object, **options: float) -> None:
         self._steps.append(Launch(kernel, (programs, 1, 1), arguments, options))
 
-    def _cycle(self, level: Level, S: Tensor, masses: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    def _cycle(self, level: Level, masses: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         """Where w of this level's S will be; there is a coarser one."""
         pairs, coarsening = level.pairs, level.coarsening
         assert coarsening is not None
+        S, by_columns = level.values  # values in row order, and in column order once sorted
         (A, B), (coarse_A, coarse_B) = masses[:2]
         n_rows, n_cols = len(A), len(B)
         if coarsening.level.coarsening is None:
@@ -78,11 +79,9 @@ class TritonBalance:
             self._sum(S, coarsening, coarsening.level.places(flipped=self._flipped), sums)
             coarse_w = self._newton(sums, coarse_A, coarse_B)
         else:
-            sums = S.new_empty(len(coarsening.starts) - 1)
-            self._sum(S, coarsening, None, sums)
-            coarse_w = self._cycle(coarsening.level, sums, masses[1:])
+            self._sum(S, coarsening, None, coarsening.level.values[0])
+            coarse_w = self._cycle(coarsening.level, masses[1:])
         rows = pairs.row_starts, pairs.cols, S, pairs.to_columns, S
-        by_columns = torch.empty_like(S)  # sorted by what reads it first
         cols = pairs.col_starts, pairs.rows, S, pairs.to_columns, by_columns
         parents, flipped = coarsening.col_parents, self._flipped
         if flipped:

@@ -85,14 +85,11 @@ class ScreenedPasses:
         """By what the last passes measured, moved to where the last of them was."""
         assert self._budget is not None
         mask, (u, v) = self.mask, self._measured[False][1:]
-        i, j = mask.row_of_entries(), mask.cols.long()
         largest = []
-        for by_rows in (True, False):
+        for by_rows, starts, lists in ((True, mask.row_starts, mask.cols), (False, mask.col_starts, mask.rows)):
             maxima, *at = self._measured[by_rows]
-            if not by_rows:
-                maxima = torch.empty_like(maxima).scatter_(0, mask.to_columns, maxima)
-            rise_u, rise_v = self._rises(u, v, (at[0], at[1]))
-            largest.append(maxima.clamp_min(LOST) * (rise_u[i] + rise_v[j]).clamp(-1000.0, 1000.0).exp2())
+            rises = self._rises(u, v, (at[0], at[1]))
+            largest.append(_moved(maxima, starts, lists, *(rises if by_rows else rises[::-1])))
         row_bound, col_bound = self.bounds(u, v)
         mask = replace(mask, row_bound=row_bound, col_bound=col_bound)
         self._take(thin(mask, largest[0], largest[1], self._budget))
@@ -214,6 +211,16 @@ def _entries_of(tiles: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
     of = torch.repeat_interleave(starts.diff())
     entries = tiles[of].nonzero()[:, 0]
     return entries, of[entries]
+
+
+def _moved(maxima: Tensor, starts: Tensor, lists: Tensor, rise: Tensor, opposite: Tensor) -> Tensor:
+    """Tile maxima [K] after potentials rose by so much at the most; on a GPU where they were, and rounded up."""
+    if maxima.is_cuda:
+        from ..screen import triton_thin  # Triton need not be there on machines without a GPU
+
+        return triton_thin.moved_costs(starts, lists, maxima, rise, opposite, LOST)
+    tile = torch.repeat_interleave(starts.diff(), output_size=len(lists))
+    return maxima.clamp_min(LOST) * (rise[tile] + opposite[lists]).clamp(-1000.0, 1000.0).exp2()
 
 
 def _tile_rise(cloud: TiledCloud, now: Tensor, before: Tensor) -> Tensor:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ..geometry import TiledCloud
 from ..screen import Mask
-from ..screen.mask import mask_of
+from ..screen.mask import mask_of, running
 from ..screen.planes import levels
 from ..screen.walk import walk
 
@@ -19,10 +20,11 @@ def screened(x: TiledCloud, y: TiledCloud, u: Tensor, v: Tensor, k: float, *, to
     most = OMITTED_SHARE * tol / max(x.tree.tiles, y.tree.tiles)
     heaviest = float(max(x.mass.amax(), y.mass.amax()))
     pairs = walk(levels(x, u), levels(y, v), k, threshold=most / heaviest, chunk=2**16)
-    i, j = pairs.rows.long(), pairs.cols.long()
+    i = torch.repeat_interleave(pairs.row_starts.diff(), output_size=len(pairs.cols))
+    j = pairs.cols.long()
     density = pairs.exponent.double().exp2()
     by_rows, by_cols = density * y.mass[j], density * x.mass[i]
     far = (by_rows <= most) & (by_cols <= most)
     row_bound = pairs.row_bound.index_add(0, i[far], by_rows[far])
     col_bound = pairs.col_bound.index_add(0, j[far], by_cols[far])
-    return mask_of(pairs.rows[~far], pairs.cols[~far], row_bound, col_bound)
+    return mask_of(running(~far)[pairs.row_starts], pairs.cols[~far], row_bound, col_bound)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..geometry import TiledCloud
+from ..lists import index_type
 from .mask import Mask
 
 
@@ -17,7 +18,7 @@ def every_pair(x: TiledCloud, y: TiledCloud) -> Mask:
         j.repeat(rows).int(),
         torch.arange(cols + 1, device=i.device) * rows,
         i.repeat(cols).int(),
-        (i * cols + j[:, None]).flatten(),
+        (i * cols + j[:, None]).flatten().to(index_type(rows * cols)),
         torch.zeros_like(x.mass),
         torch.zeros_like(y.mass),
     )

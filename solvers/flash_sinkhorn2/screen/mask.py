@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..lists import index_type, mirrored
+
 
 @dataclass(eq=False)
 class Mask:
@@ -17,7 +19,7 @@ class Mask:
 
     row_starts [tiles_x + 1] int64, cols [K] int32: the tiles of y that tile I of x keeps, ascending;
     col_starts [tiles_y + 1] int64, rows [K] int32: the mirror image.
-    to_columns [K] int64: entry e in column order is entry to_columns[e] in row order.
+    to_columns [K] int32, int64 from 2^31 on: entry e in column order is entry to_columns[e] in row order.
     row_bound [tiles_x], col_bound [tiles_y] float64: bounds of sum_j 2^t_ij over all left out, for any row i of the
     tile with weight (any column), at the potentials screened with; so the row leaves out at most a_i row_bound of P.
     """
@@ -35,25 +37,19 @@ class Mask:
         return torch.repeat_interleave(self.row_starts.diff(), output_size=len(self.cols))
 
 
-def mask_of(rows: Tensor, cols: Tensor, row_bound: Tensor, col_bound: Tensor) -> Mask:
-    """The mask of tile pairs rows, cols [K] int32, row after row and each row's columns ascending."""
-    in_columns, to_columns = cols.sort(stable=True)
-    starts = (
-        torch.searchsorted(tiles, torch.arange(len(bound) + 1, dtype=tiles.dtype, device=tiles.device))
-        for tiles, bound in ((rows, row_bound), (in_columns, col_bound))
-    )
-    row_starts, col_starts = starts
-    return Mask(row_starts, cols, col_starts, rows[to_columns], to_columns, row_bound, col_bound)
+def mask_of(row_starts: Tensor, cols: Tensor, row_bound: Tensor, col_bound: Tensor) -> Mask:
+    """The mask of lists cols [K] int32, row after row and each row's columns ascending."""
+    return Mask(row_starts, cols, *mirrored(row_starts, cols, len(col_bound)), row_bound, col_bound)
 
 
 def thin(mask: Mask, row_tile_max: Tensor, col_tile_max: Tensor, budget: float, *, chunk: int = 2**24) -> Mask:
     """The mask without the pairs that fit into what the bounds leave of the budget.
 
-    row_tile_max, col_tile_max [K], both in row order: for each pair, of any row with weight of its tile the largest sum
-    of 2^t_ij over the pair's columns, and of any column the largest over its rows; measured in a pass, or bounds. Of
-    each row tile and of each column tile the cheapest pairs are left out while the sum stays within `budget`, if row
-    and column both allow it. The new bounds hold where those sums and the mask's bounds hold. Works on whole tiles of
-    about `chunk` entries at a time.
+    row_tile_max [K] in row order: for each pair, of any row with weight of its tile the largest sum of 2^t_ij over the
+    pair's columns; col_tile_max [K] in column order: the mirror image; measured in a pass, or bounds. Of each row tile
+    and of each column tile the cheapest pairs are left out while the sum stays within `budget`, if row and column both
+    allow it. The new bounds hold where those sums and the mask's bounds hold. Works on whole tiles of about `chunk`
+    entries at a time.
     """
     if row_tile_max.is_cuda:
         from . import triton_thin  # Triton need not be there on machines without a GPU
@@ -63,23 +59,21 @@ def thin(mask: Mask, row_tile_max: Tensor, col_tile_max: Tensor, budget: float, 
     for entries, tile in _slices(mask.row_starts, chunk):
         cheap[entries] = _affordable(tile, row_tile_max[entries], budget - mask.row_bound)
     for entries, tile in _slices(mask.col_starts, chunk):
-        index = mask.to_columns[entries]
-        cheap[index] &= _affordable(tile, col_tile_max[index], budget - mask.col_bound)
+        cheap[mask.to_columns[entries]] &= _affordable(tile, col_tile_max[entries], budget - mask.col_bound)
     row_bound, col_bound = mask.row_bound.clone(), mask.col_bound.clone()
     for entries, tile in _slices(mask.row_starts, chunk):
         row_bound.index_add_(0, tile, torch.where(cheap[entries], row_tile_max[entries].double(), 0.0))
-    for entries, tile in _slices(mask.col_starts, chunk):
-        index = mask.to_columns[entries]
-        col_bound.index_add_(0, tile, torch.where(cheap[index], col_tile_max[index].double(), 0.0))
     kept = ~cheap
-    kept_by_columns = kept[mask.to_columns]
+    kept_by_columns = kept.index_select(0, mask.to_columns)
+    for entries, tile in _slices(mask.col_starts, chunk):
+        col_bound.index_add_(0, tile, torch.where(kept_by_columns[entries], 0.0, col_tile_max[entries].double()))
     before = running(kept)
     return Mask(
         before[mask.row_starts],
         mask.cols[kept],
         running(kept_by_columns)[mask.col_starts],
         mask.rows[kept_by_columns],
-        before[mask.to_columns[kept_by_columns]],
+        before[mask.to_columns[kept_by_columns]].to(index_type(len(kept))),
         row_bound,
         col_bound,
     )

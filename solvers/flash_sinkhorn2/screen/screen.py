@@ -34,8 +34,16 @@ def screen(
         name = "v" if finite[0] else "u"
         raise ValueError(f"{name} is not finite where there is weight: screen at the last finite potentials")
     pairs = walk(levels(x, u), levels(y, v), k, threshold=budget / 2, most_pairs=most_pairs, chunk=chunk)
-    mask = mask_of(pairs.rows, pairs.cols, pairs.row_bound, pairs.col_bound)
-    most = pairs.exponent.double().exp2_()
-    of_rows, of_cols = most * y.mass[pairs.cols], most * x.mass[pairs.rows]
-    del pairs, most
-    return thin(mask, of_rows, of_cols, budget)
+    mask = mask_of(pairs.row_starts, pairs.cols, pairs.row_bound, pairs.col_bound)
+    return thin(mask, *_costs(mask, pairs.exponent, x.mass, y.mass), budget)
+
+
+def _costs(mask: Mask, exponent: Tensor, row_mass: Tensor, col_mass: Tensor) -> tuple[Tensor, Tensor]:
+    """What any row, and any column, holds of each pair at most, as `thin` takes them; on a GPU the first is where
+    `exponent` was."""
+    if exponent.is_cuda:
+        from . import triton_thin  # Triton need not be there on machines without a GPU
+
+        return triton_thin.bounded_costs(mask, exponent, row_mass, col_mass)
+    most = exponent.double().exp2_()
+    return most * col_mass[mask.cols], most.index_select(0, mask.to_columns) * row_mass[mask.rows]

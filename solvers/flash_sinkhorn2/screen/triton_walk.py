@@ -54,8 +54,7 @@ def walk(x: list[Level], y: list[Level], k: float, *, threshold: float, most_pai
             following = min(depth + 1, len(x) - 1)
             parents = torch.repeat_interleave(x[at_x].children.diff(), output_size=len(x[following].mass))
         starts, lists, children = own_starts, near, y[at_y].children
-    rows = torch.repeat_interleave(starts.diff(), output_size=len(lists)).int()
-    return TilePairs(rows, lists, exponent, of_tiles(row_skipped, x), of_tiles(col_skipped, y))
+    return TilePairs(starts, lists, exponent, of_tiles(row_skipped, x), of_tiles(col_skipped, y))
 
 
 @triton.jit

@@ -20,11 +20,11 @@ class TooManyPairs(Exception):
 class TilePairs:
     """Tile pairs that a walk kept, row after row and each row's columns ascending.
 
-    rows, cols [K] int32, the bound of their exponents [K] float32; and bounds of the sums left out, of any row of each
-    tile of x and any column of each tile of y.
+    row_starts [tiles_x + 1] int64, cols [K] int32, the bound of their exponents [K] float32; and bounds of the sums
+    left out, of any row of each tile of x and any column of each tile of y.
     """
 
-    rows: Tensor
+    row_starts: Tensor
     cols: Tensor
     exponent: Tensor
     row_bound: Tensor
@@ -75,7 +75,8 @@ def walk(
     rows, cols, exponents = (torch.cat(parts) for parts in zip(*kept, strict=True))
     order = (rows.long() * len(y[-1].mass) + cols).sort().indices
     bounds = of_tiles(row_skipped, x), of_tiles(col_skipped, y)
-    return TilePairs(rows[order], cols[order], exponents[order], *bounds)
+    row_starts = torch.searchsorted(rows[order], torch.arange(len(x[-1].mass) + 1, dtype=rows.dtype, device=device))
+    return TilePairs(row_starts, cols[order], exponents[order], *bounds)
 
 
 def _children(x: Level, y: Level, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:

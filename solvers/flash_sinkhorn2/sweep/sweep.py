@@ -75,7 +75,8 @@ def apply(
 
 
 def tile_maxima(rows: TiledCloud, starts: Tensor, found: Pass) -> Tensor:
-    """[K] float64, in the order of the lists: the largest partial sum s_iJ of a row with weight of each tile pair."""
+    """[K] float64, on a GPU float32 and rounded up, in the order of the lists: the largest partial sum s_iJ of a row
+    with weight of each tile pair."""
     if found.partial is None:
         raise ValueError("the pass has no partial sums: sweep with partial=True")
     scale = torch.where(rows.weight > 0, found.anchor.double().exp2(), 0.0)
