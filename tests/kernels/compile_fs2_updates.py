@@ -10,12 +10,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from solvers.flash_sinkhorn2.iterate import triton_updates
-from solvers.flash_sinkhorn2.iterate.triton_updates import AT_ONCE, POINTS
+from solvers.flash_sinkhorn2.iterate.triton_updates import AT_ONCE, POINTS, TILES
 
-KINDS = {"n_rows": "i32", "n_cols": "i32", "fails": "*i32", "lists": "*i32", "starts": "*i64"}
+KINDS = {"n": "i32", "n_rows": "i32", "n_cols": "i32", "fails": "*i32", "lists": "*i32", "starts": "*i64"}
 KINDS |= {"partial": "*fp32", "anchor": "*fp32"}
 VARIANTS = [
     ("matrix_kernel", {"T": 32, "AT_ONCE": AT_ONCE}, 1),
+    ("matrix_at_kernel", {"T": 32, "AT_ONCE": AT_ONCE}, 1),
+    ("matrix_at_kernel", {"T": 64, "AT_ONCE": AT_ONCE}, 1),
+    ("total_kernel", {"TILES": TILES}, 8),
     ("sums_kernel", {"T": 32, "AT_ONCE": AT_ONCE}, 1),
     ("sums_kernel", {"T": 64, "AT_ONCE": AT_ONCE}, 1),
     ("move_kernel", {"T": 32, "POINTS": POINTS}, 4),

@@ -12,45 +12,56 @@ from torch import Tensor
 
 from solvers.flash_sinkhorn.sweeps.launching import launch
 
+from ..correct.kernels import LARGEST
 from ..geometry import TiledCloud
 
 AT_ONCE = 16  # tile pairs
 POINTS = 1024  # a program
+TILES = 1024  # at once, of a program that goes over all
 PER_NATURAL = tl.constexpr(1 / math.log(2.0))
 
+OfPass = tuple[Tensor, Tensor, Tensor]  # partial, anchor and log2_sums
 
-def tile_matrix(rows: TiledCloud, starts: Tensor, partial: Tensor, anchor: Tensor, log2_sums: Tensor) -> Tensor:
+
+def tile_matrix(rows: TiledCloud, starts: Tensor, of_pass: OfPass) -> Tensor:
     """S [K] float64: S_IJ = sum over the rows i of tile I of a_i 2^(anchor_i - log2_sums_i) s_iJ."""
+    partial, anchor, log2_sums = of_pass
     S = torch.empty(len(partial), dtype=torch.float64, device=partial.device)
     arguments = partial, starts, rows.weight, anchor, log2_sums, S
-    options = {"T": rows.tree.tile, "AT_ONCE": AT_ONCE, "num_warps": 1}
-    launch(matrix_kernel, (rows.tree.tiles, 1, 1), arguments, options)
+    launch(matrix_kernel, (rows.tree.tiles, 1, 1), arguments, _options(rows))
     return S
 
 
-def moved_sums(
-    rows: TiledCloud, starts: Tensor, lists: Tensor, w: Tensor, partial: Tensor, anchor: Tensor, log2_sums: Tensor
-) -> tuple[Tensor, Tensor]:
-    """sums [N]: anchor_i + log2 sum_J s_iJ e^w_J, those before where there is nothing to sum; and [1] int32, whether
-    one of a row with weight, or an entry of w, is not finite."""
-    sums, fails = torch.empty_like(log2_sums), torch.zeros(1, dtype=torch.int32, device=w.device)
-    arguments = partial, starts, lists, w, rows.weight, anchor, log2_sums, sums, fails, len(w)
-    launch(sums_kernel, (rows.tree.tiles, 1, 1), arguments, {"T": rows.tree.tile, "AT_ONCE": AT_ONCE, "num_warps": 1})
-    return sums, fails
+def tile_matrix_at(rows: TiledCloud, starts: Tensor, lists: Tensor, w: Tensor, of_pass: OfPass) -> Tensor:
+    """S [K] float64 at w [column tiles], natural logarithms: of s_iJ e^w_J, and the sums of those."""
+    partial, anchor, log2_sums = of_pass
+    S = torch.empty(len(partial), dtype=torch.float64, device=partial.device)
+    arguments = partial, starts, lists, w, rows.weight, anchor, log2_sums, S
+    launch(matrix_at_kernel, (rows.tree.tiles, 1, 1), arguments, _options(rows))
+    return S
 
 
 def half_step(
-    rows: TiledCloud, cols: TiledCloud, starts: Tensor, lists: Tensor, u: Tensor, v: Tensor, w: Tensor,
-    partial: Tensor, anchor: Tensor, log2_sums: Tensor,
+    rows: TiledCloud, cols: TiledCloud, starts: Tensor, lists: Tensor, u: Tensor, v: Tensor, w: Tensor, more: Tensor,
+    of_pass: OfPass,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """v [M] + w log2(e), w [column tiles] in natural logarithms, and u [N] with which every row sum is one; with w = 0
-    if sums are not finite otherwise."""
+    """u [N] with which every row sum is one, and v [M] + z log2(e): z is w + more [column tiles], natural logarithms,
+    shortened to at most 30, or 0 if it or a sum of a row with weight is not finite."""
+    partial, anchor, log2_sums = of_pass
+    total, fails = torch.empty_like(w), torch.empty(1, dtype=torch.int32, device=w.device)
+    launch(total_kernel, (1, 1, 1), (w, more, total, fails, len(w)), {"TILES": TILES, "num_warps": 8})
+    sums = torch.empty_like(log2_sums)
+    arguments = partial, starts, lists, total, rows.weight, anchor, log2_sums, sums, fails
+    launch(sums_kernel, (rows.tree.tiles, 1, 1), arguments, _options(rows))
     new_u, new_v = torch.empty_like(u), torch.empty_like(v)
-    sums, fails = moved_sums(rows, starts, lists, w, partial, anchor, log2_sums)
-    arguments = fails, rows.weight, u, sums, log2_sums, new_u, len(u), v, w, new_v, len(v)
+    moved = fails, rows.weight, u, sums, log2_sums, new_u, len(u), v, total, new_v, len(v)
     options = {"T": cols.tree.tile, "POINTS": POINTS}
-    launch(move_kernel, (triton.cdiv(max(len(u), len(v)), POINTS), 1, 1), arguments, options)
+    launch(move_kernel, (triton.cdiv(max(len(u), len(v)), POINTS), 1, 1), moved, options)
     return new_u, new_v
+
+
+def _options(rows: TiledCloud) -> dict[str, int]:
+    return {"T": rows.tree.tile, "AT_ONCE": AT_ONCE, "num_warps": 1}
 
 
 @triton.jit
@@ -74,16 +85,9 @@ def matrix_kernel(partial, starts, weight, anchor, log2_sums, S, T: tl.constexpr
         tl.store(S + pair, tl.sum(weighted, 1), pair < last)
 
 
-@triton.jit(do_not_specialize=["n_cols"])
-def sums_kernel(
-    partial, starts, lists, w, weight, anchor, log2_sums, sums, fails, n_cols,
-    T: tl.constexpr, AT_ONCE: tl.constexpr,
-):  # fmt: skip
-    """sums [N]: anchor_i + log2 sum_J s_iJ e^w_J of the rows of one tile; as they were where there is nothing to sum.
-
-    fails [1] is one if a sum of rows with weight, or an entry of w, is not finite: a program looks at a few of these.
-    """
-    tile = tl.program_id(0).to(tl.int64)
+@triton.jit
+def _sums_at(partial, starts, lists, w, anchor, log2_sums, tile, T: tl.constexpr, AT_ONCE: tl.constexpr):
+    """[T]: anchor_i + log2 sum_J s_iJ e^w_J of the rows of one tile; as they were where there is nothing to sum."""
     point = tile * T + tl.arange(0, T)
     last = tl.load(starts + tile + 1)
     total = tl.zeros([AT_ONCE, T], tl.float64)
@@ -94,12 +98,55 @@ def sums_kernel(
         multiplier = tl.exp(tl.load(w + tl.load(lists + pair, there, other=0)))
         total += s.to(tl.float64) * multiplier[:, None]
     found = tl.load(anchor + point).to(tl.float64) + tl.log2(tl.sum(total, 0))
-    found = tl.where(found == float("-inf"), tl.load(log2_sums + point), found)
+    return tl.where(found == float("-inf"), tl.load(log2_sums + point), found)
+
+
+@triton.jit
+def matrix_at_kernel(partial, starts, lists, w, weight, anchor, log2_sums, S, T: tl.constexpr, AT_ONCE: tl.constexpr):
+    """As `matrix_kernel`, of s_iJ e^w_J."""
+    tile = tl.program_id(0).to(tl.int64)
+    point = tile * T + tl.arange(0, T)
+    b_weight = tl.load(weight + point)
+    b_sums = _sums_at(partial, starts, lists, w, anchor, log2_sums, tile, T, AT_ONCE)
+    factor = b_weight * tl.exp2(tl.load(anchor + point).to(tl.float64) - b_sums)
+    last = tl.load(starts + tile + 1)
+    for start in range(tl.load(starts + tile), last, AT_ONCE):
+        pair = start + tl.arange(0, AT_ONCE)
+        there = pair < last
+        s = tl.load(partial + pair[:, None] * T + tl.arange(0, T)[None, :], there[:, None], other=0.0)
+        weighted = tl.where((b_weight > 0)[None, :], s.to(tl.float64) * factor[None, :], 0.0)
+        multiplier = tl.exp(tl.load(w + tl.load(lists + pair, there, other=0)))
+        tl.store(S + pair, tl.sum(weighted, 1) * multiplier, there)
+
+
+@triton.jit(do_not_specialize=["n"])
+def total_kernel(w, more, total, fails, n, TILES: tl.constexpr):
+    """One program: total [n] is w + more, shortened to at most 30: the dual value is concave in it, and gains still.
+    fails [1] is one if any is not finite."""
+    largest, lost = tl.zeros([TILES], tl.float64), tl.zeros([TILES], tl.int32)
+    for start in range(0, n, TILES):
+        tile = start + tl.arange(0, TILES)
+        b_total = tl.load(w + tile, tile < n, other=0.0) + tl.load(more + tile, tile < n, other=0.0)
+        largest = tl.maximum(largest, tl.abs(b_total))
+        lost += (_is_finite(b_total) == 0).to(tl.int32)
+    share = LARGEST / tl.maximum(tl.max(largest, 0), LARGEST)
+    for start in range(0, n, TILES):
+        tile = start + tl.arange(0, TILES)
+        b_total = tl.load(w + tile, tile < n, other=0.0) + tl.load(more + tile, tile < n, other=0.0)
+        tl.store(total + tile, b_total * share, tile < n)
+    tl.store(fails, (tl.sum(lost, 0) > 0).to(tl.int32))
+
+
+@triton.jit
+def sums_kernel(
+    partial, starts, lists, w, weight, anchor, log2_sums, sums, fails, T: tl.constexpr, AT_ONCE: tl.constexpr
+):
+    """sums [N] of one tile as `_sums_at` has them; fails [1] becomes one if that of a row with weight is not finite."""
+    tile = tl.program_id(0).to(tl.int64)
+    point = tile * T + tl.arange(0, T)
+    found = _sums_at(partial, starts, lists, w, anchor, log2_sums, tile, T, AT_ONCE)
     tl.store(sums + point, found)
-    lost = tl.sum(((tl.load(weight + point) > 0) & (_is_finite(found) == 0)).to(tl.int32), 0)
-    for column in range(tl.program_id(0), n_cols, tl.num_programs(0)):
-        lost += (_is_finite(tl.load(w + column)) == 0).to(tl.int32)
-    if lost > 0:
+    if tl.sum(((tl.load(weight + point) > 0) & (_is_finite(found) == 0)).to(tl.int32), 0) > 0:
         tl.atomic_max(fails, 1)
 
 

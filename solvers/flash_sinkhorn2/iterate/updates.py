@@ -63,13 +63,12 @@ def corrected_by_kernels(
     from . import triton_updates  # Triton need not be there on machines without a GPU
 
     assert found.partial is not None
-    starts, lists, of_pass = coarse.pairs.row_starts, coarse.pairs.cols, (found.partial, found.anchor)
-    S = triton_updates.tile_matrix(rows, starts, *of_pass, found.log2_sums)
+    starts, lists, of_pass = coarse.pairs.row_starts, coarse.pairs.cols, (found.partial, found.anchor, found.log2_sums)
+    S = triton_updates.tile_matrix(rows, starts, of_pass)
     w = coarse.balance(S, rows.mass, cols.mass)
-    sums, _ = triton_updates.moved_sums(rows, starts, lists, w, *of_pass, found.log2_sums)
-    S = triton_updates.tile_matrix(rows, starts, *of_pass, sums).mul_(w.exp()[lists])
-    w = _shortened(w + coarse.balance(S, rows.mass, cols.mass, fine=True))
-    return triton_updates.half_step(rows, cols, starts, lists, u, v, w, *of_pass, found.log2_sums)
+    S = triton_updates.tile_matrix_at(rows, starts, lists, w, of_pass)
+    more = coarse.balance(S, rows.mass, cols.mass, fine=True)
+    return triton_updates.half_step(rows, cols, starts, lists, u, v, w, more, of_pass)
 
 
 def lite(rows: TiledCloud, cols: TiledCloud, coarse: Coarse, v: Tensor, found: Pass) -> Tensor:
