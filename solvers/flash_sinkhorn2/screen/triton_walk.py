@@ -18,7 +18,7 @@ from .walk import TilePairs, TooManyPairs, of_tiles
 CANDIDATES = 64  # of a row node at once
 
 
-def walk(x: list[Level], y: list[Level], k: float, *, threshold: float, most_pairs: int | None) -> TilePairs:
+def walk(x: list[Level], y: list[Level], k: float, *, threshold: float, most_pairs: int | None = None) -> TilePairs:
     """All tile pairs but those of node pairs whose 2^exponent is nowhere above `threshold`, row after row and each
     row's columns ascending. TooManyPairs rather than more than `most_pairs` of one level, if given."""
     device = x[0].mass.device
