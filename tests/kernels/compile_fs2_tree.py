@@ -9,10 +9,11 @@ from compile_sweeps import inspect
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from solvers.flash_sinkhorn2.geometry import triton_clouds
+from solvers.flash_sinkhorn2.geometry import triton_clouds, triton_nodes
 from solvers.flash_sinkhorn2.geometry.roomy import STEP, STEPS
 from solvers.flash_sinkhorn2.geometry.tree import BELOW_ONE
 from solvers.flash_sinkhorn2.geometry.triton_clouds import cloud_kernel
+from solvers.flash_sinkhorn2.geometry.triton_nodes import node_kernel
 from solvers.flash_sinkhorn2.geometry.triton_tree import (
     LANES,
     OTHERS,
@@ -24,7 +25,15 @@ from solvers.flash_sinkhorn2.geometry.triton_tree import (
 )
 
 KINDS = dict.fromkeys(("stride_point", "stride_coordinate", "n", "tiles", "depth", "blocks"), "i32")
-KINDS |= {"points": "*fp32", "order": "*i64", "ordered": "*i64", "parts": "*i16", "totals": "*i64"}
+KINDS |= {
+    "points": "*fp32",
+    "local": "*fp32",
+    "lost": "*fp32",
+    "order": "*i64",
+    "ordered": "*i64",
+    "parts": "*i16",
+    "totals": "*i64",
+}
 
 
 def variants(d):
@@ -36,12 +45,13 @@ def variants(d):
         of_tiles = {"D": d, "T": tile, "TILES": POINTS // tile}
         yield parts_kernel, of_tiles | {"STEP": STEP, "STEPS": STEPS}, {"num_warps": 8}
         yield cloud_kernel, {"D": d, "T": tile, "TILES": triton_clouds.POINTS // tile}, {"num_warps": 4}
+    yield node_kernel, {"D": d, "T": 32, "POINTS": triton_nodes.POINTS}, {"num_warps": 8}
     yield count_kernel, of_tree | {"LANES": LANES, "OTHERS": OTHERS}, options
 
 
 def kind_of(kernel, name):
-    if kernel is cloud_kernel and name in ("points", "local", "lost"):
-        return "*fp64" if name == "points" else "*fp32"
+    if kernel is cloud_kernel and name == "points":
+        return "*fp64"
     return KINDS.get(name, "*fp64")
 
 

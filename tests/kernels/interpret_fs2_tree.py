@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import torch
 
-from solvers.flash_sinkhorn2.geometry import roomy, triton_clouds, triton_tree
+from solvers.flash_sinkhorn2.geometry import nodes, roomy, triton_clouds, triton_nodes, triton_tree
 from solvers.flash_sinkhorn2.geometry.clouds import TiledCloud, in_kd_order
 from solvers.flash_sinkhorn2.geometry.tree import Tree, kd_tree
 
@@ -71,6 +72,7 @@ def of_clouds(tree, points, dtype, device):
     g = torch.Generator().manual_seed(tree.n)
     weight = torch.rand(tree.n, generator=g, dtype=torch.float64)
     weight[weight < 0.3], weight[tree.n // 2 : tree.n // 2 + 2 * tree.tile] = 0.0, 0.0  # tiles of none among them
+    weight[0] = 0.5
     want = in_kd_order(tree, points, weight, dtype)
     arranged = triton_clouds.arranged(tree, points.to(device), weight.to(device), dtype)
     found = TiledCloud(tree, *(values.cpu() for values in arranged))
@@ -78,7 +80,19 @@ def of_clouds(tree, points, dtype, device):
     exact = all(torch.equal(getattr(found, name), getattr(want, name)) for name in same)
     close = [torch.equal(found.log2_weight.isinf(), want.weight == 0), (found.mass - want.mass).abs().max().item()]
     close.append((found.log2_weight - want.log2_weight).nan_to_num(0.0).abs().max().item())
-    return [exact, *close]
+    on_device = TiledCloud(replace(tree, order=tree.order.to(device)), *arranged)
+    of_depths = [of_nodes(want, on_device, depth) for depth in range(tree.depths)]
+    return [exact, *close, torch.stack(of_depths).max().item()]
+
+
+def of_nodes(cloud, on_device, depth):
+    """The largest difference of nodes' moments, of centroids over the extent."""
+    centroid, mass, square = (values.cpu() for values in triton_nodes.moments(on_device, depth))
+    points, masses = nodes._centroids(cloud, depth)
+    _, squares = nodes._moments(cloud, depth)
+    extent = cloud.points.abs().max()
+    pairs = ((centroid, points, extent), (mass, masses, masses.sum()), (square, squares, masses.sum() * extent**2))
+    return torch.stack([(one - other).abs().max() / scale for one, other, scale in pairs]).max()
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ def judge(case, found):
     assert all(found[str(sizes)] for sizes in SIZES), (case, found)
     assert found["sorted"] == spread, (case, found)
     assert found["parts"] and (found["roomier"] > 1) == (spread and tile > 1), (case, found)
-    for exact, empty, mass, logarithm in found["clouds"]:
-        # sums of 64 weights below one in another order; an ulp of a logarithm above -64
-        assert exact and empty and mass < 64 * 2.0**-47 and logarithm < 2.0**-47, (case, found)
+    for exact, empty, mass, logarithm, moments in found["clouds"]:
+        # sums of 64 weights below one in another order; an ulp of a logarithm above -64; sums of n terms
+        assert exact and empty and mass < 64 * 2.0**-47 and logarithm < 2.0**-47 and moments < 1e-13, (case, found)
 
 
 @pytest.mark.skipif(
@@ -43,13 +43,8 @@ def test_trees_are_those_of_the_cpu_on_a_gpu(case):
 
 def test_compiles_for_sm_90():
     results = run_script("compile_fs2_tree.py", interpret=False)
-    assert {found["kernel"] for found in results} == {
-        "box_kernel",
-        "key_kernel",
-        "count_kernel",
-        "parts_kernel",
-        "cloud_kernel",
-    }
+    of_trees, others = {"box_kernel", "key_kernel", "count_kernel", "parts_kernel"}, {"cloud_kernel", "node_kernel"}
+    assert {found["kernel"] for found in results} == of_trees | others
     for found in results:
         assert found["local_bytes"] == found["local_accesses"] == 0, found
-        assert found["fused"] == 0 or found["kernel"] == "cloud_kernel", found
+        assert found["fused"] == 0 or found["kernel"] in others, found  # keys tie where they do on a CPU
