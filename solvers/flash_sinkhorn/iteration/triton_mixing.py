@@ -193,21 +193,21 @@ def record_kernel(
 def _decide(numbers, column, state, count, slot, turn, MEMORY: tl.constexpr, FREE_CONSTANT: tl.constexpr):
     """`TorchAnderson.extrapolate`, from the numbers over the mass: coefficients and source of the next g, and all that
     is kept. count: differences taken since the memory was empty."""
-    residual, dual = _pick(numbers, column, 0), _pick(numbers, column, 1)
+    residual, dual = pick(numbers, column, 0), pick(numbers, column, 1)
     k = tl.arange(0, SLOTS)
-    with_newest = _segment(numbers, column, k, 4, MEMORY)
-    with_step = _segment(numbers, column, k, 4 + MEMORY, MEMORY)
+    with_newest = segment(numbers, column, k, 4, MEMORY)
+    with_step = segment(numbers, column, k, 4 + MEMORY, MEMORY)
     best_dual, best_residual = tl.load(state + BEST_DUAL), tl.load(state + BEST_RESIDUAL)
     regularisation = tl.load(state + REGULARISATION)
     fall, few = best_dual - dual, tl.minimum(residual, 1.0)
     is_kept = (fall <= few * few * SLACK) | ((fall <= ROUNDING) & (residual <= best_residual))  # nan is not
     rejected = (tl.load(state + EXTRAPOLATED) > 0.0) & (is_kept == 0)
     if FREE_CONSTANT:
-        newest_sum, sums = _pick(numbers, column, 3), tl.load(state + SUMS + k)
+        newest_sum, sums = pick(numbers, column, 3), tl.load(state + SUMS + k)
         sums = tl.where(k == slot, newest_sum, sums)
         tl.store(state + SUMS + k, sums)
         with_newest -= newest_sum * sums
-        with_step -= _pick(numbers, column, 2) * sums
+        with_step -= pick(numbers, column, 2) * sums
     filled = tl.minimum(count, MEMORY)
     i, j = k[:, None], k[None, :]
     gram = tl.load(state + GRAM + i * SLOTS + j)
@@ -219,7 +219,7 @@ def _decide(numbers, column, state, count, slot, turn, MEMORY: tl.constexpr, FRE
         tl.minimum(tl.maximum(1000.0 * regularisation, FIRST), LARGEST),
         tl.maximum(regularisation / 3.0, LEAST),
     )
-    coefficients, is_solved = _coefficients(gram, with_step, regularisation, k, filled, MEMORY)
+    coefficients, is_solved = solved_coefficients(gram, with_step, regularisation, k, filled, MEMORY)
     mixes = is_solved & (filled > 0) & (rejected == 0)
     tl.store(state + COEFFICIENTS + k, tl.where(mixes & (k < filled), coefficients, 0.0))
     tl.store(state + COUNT, tl.where(rejected, -1, count).to(tl.float64))
@@ -233,7 +233,7 @@ def _decide(numbers, column, state, count, slot, turn, MEMORY: tl.constexpr, FRE
 
 
 @triton.jit
-def _coefficients(gram, with_step, regularisation, k, filled, MEMORY: tl.constexpr):
+def solved_coefficients(gram, with_step, regularisation, k, filled, MEMORY: tl.constexpr):
     """Of the first `filled` differences [SLOTS], and whether they could be found: rounding may leave no solution."""
     i, j = k[:, None], k[None, :]
     square = tl.where(k < filled, tl.sum(tl.where(i == j, gram, 0.0), 1), 1.0)
@@ -244,23 +244,23 @@ def _coefficients(gram, with_step, regularisation, k, filled, MEMORY: tl.constex
     right = tl.where(k < filled, with_step / length, 0.0)
     for p in tl.static_range(MEMORY):  # Gauss-Jordan: the matrix is positive definite, so without pivoting
         row = tl.sum(tl.where(i == p, normal, 0.0), 0)
-        pivot = _pick(row, k, p)
+        pivot = pick(row, k, p)
         is_solved = is_solved & (pivot > 0.0)
         factor = tl.where(k == p, 0.0, tl.sum(tl.where(j == p, normal, 0.0), 1) / pivot)
         normal -= factor[:, None] * row[None, :]
-        right -= factor * _pick(right, k, p)
+        right -= factor * pick(right, k, p)
     solution = right / tl.sum(tl.where(i == j, normal, 0.0), 1)
     is_solved = is_solved & (tl.min(tl.where(tl.abs(solution) < float("inf"), 1, 0), 0) == 1)
     return solution / length, is_solved
 
 
 @triton.jit
-def _pick(vector, index, at):
+def pick(vector, index, at):
     return tl.sum(tl.where(index == at, vector, 0.0), 0)
 
 
 @triton.jit
-def _segment(vector, index, k, first, count: tl.constexpr):
+def segment(vector, index, k, first, count: tl.constexpr):
     """Elements first, first + 1, ... [SLOTS], `count` of them and zeros."""
     chosen = (index[None, :] == first + k[:, None]) & (k < count)[:, None]
     return tl.sum(tl.where(chosen, vector[None, :], 0.0), 1)
