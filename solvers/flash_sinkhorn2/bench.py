@@ -17,7 +17,7 @@ from .plan.at_potentials import plan_at
 from .plan.derivatives import KeptPair
 from .plan.kept import Kept
 from .plan.transport import transport
-from .solver import TILES, Solved, solved
+from .solver import Solved, solved, tile_sizes
 
 REHEARSAL = 4096  # points a side: two levels
 
@@ -101,7 +101,7 @@ class FlashSinkhorn2:
     def hvp(self, problem: Problem, f: torch.Tensor, g: torch.Tensor, v: torch.Tensor, budget: ToResidual) -> Solution:
         """Over pairs chosen for these potentials; choosing them is in the time."""
         spec, points = problem.spec, (problem.x, problem.y, problem.a, problem.b)
-        tile = self.options["tile"] or TILES[0]
+        tile = self.options["tile"] or tile_sizes(spec.d)[0]
         plan = plan_at(*points, f, g, tol=budget.tol, eps=spec.eps, cost_scale=spec.cost_scale, tile=tile)
         product = plan.hvp(v, tol=budget.tol, max_iterations=budget.max_iterations, in_y=False)
         trace = (TracePoint(product.n_iterations, None, product.residual),)

@@ -19,7 +19,8 @@ from .plan.weightless import Weightless, extended, weightless
 from .rounding import SHARE, of_all_pairs, of_potentials, refined
 from .screen import TooManyPairs
 
-TILES = 32, 64  # points: the next size where tile pairs are too many
+TILES = {1: (8, 16, 32, 64), 2: (16, 32, 64)}  # points, by dimension: a few spacings wide; the next size where tile
+LARGER_TILES = 32, 64  # pairs are too many; and above
 WIDEST = 4.0  # tiles, in blurs: what is wider has fewer points, for its errors within are what passes wait for
 RELAX = "relax the marginals with the dense solver, solvers.flash_sinkhorn (rho)"
 
@@ -99,10 +100,10 @@ def solve(
     what is left out included. max_iterations over the points, of one row and one column pass each. max_seconds since
     the call, read between passes: once over, coarser levels left are skipped, and potentials of the points come back
     with their residual, which takes two passes over them if there were none yet. correction "full", "lite" or "none":
-    see `iterate`; memory: steps that mixing looks back, 0 for none. tile: points a tile, on a GPU 8 to 64; None: 32, or
-    64 where tiles of 32 meet so many that correcting half-steps would take too much memory. lasting: choose pairs
-    seldom and with slack, rather than often and few; if not, thinning: drop those that measured sums show to hold
-    little. Not differentiable: inputs are detached.
+    see `iterate`; memory: steps that mixing looks back, 0 for none. tile: points a tile, on a GPU 8 to 64; None: 8 in
+    one dimension, 16 in two, else 32, or more where tiles meet so many that correcting half-steps would take too much
+    memory. lasting: choose pairs seldom and with slack, rather than often and few; if not, thinning: drop those that
+    measured sums show to hold little. Not differentiable: inputs are detached.
 
     Raises ValueError, naming the argument and the fix, for d above 6, NaN or Inf, negative weights, unequal masses,
     empty or mismatched arrays, the largest cost over 1e11 eps, or a bad option.
@@ -147,12 +148,13 @@ def solved(
     started = time.perf_counter()
     eps, cost_scale, tol = positive("eps", eps), positive("cost_scale", cost_scale), positive("tol", tol)
     max_iterations = whole("max_iterations", max_iterations)
-    sizes = TILES if tile is None else (whole("tile", tile),)
+    tile = None if tile is None else whole("tile", tile)
     max_seconds = None if max_seconds is None else positive("max_seconds", max_seconds)
     correction, memory = member("correction", Correction, correction), whole("memory", memory, least=0)
     lasting, thinning = switch("lasting", lasting), switch("thinning", thinning)
     check_dimension(x)
     inputs = checked_inputs(x, y, a, b, eps=eps, cost_scale=cost_scale, relax=RELAX)
+    sizes = tile_sizes(inputs.x.shape[1]) if tile is None else (tile,)
     with undivided(inputs.x.device):
         width = WIDEST * math.sqrt(eps / cost_scale)
         deadline = None if max_seconds is None else started + max_seconds
@@ -200,6 +202,11 @@ def solved(
         stalled=outcome.stalled or outcome.converged > converged,
     )
     return Solved(result, passes, outcome.u, outcome.v, rounding, apart)
+
+
+def tile_sizes(d: int) -> tuple[int, ...]:
+    """Points a tile in d dimensions: what to try first, and then where tile pairs are too many."""
+    return TILES.get(d, LARGER_TILES)
 
 
 def check_dimension(x: torch.Tensor) -> None:

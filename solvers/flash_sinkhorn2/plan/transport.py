@@ -30,7 +30,7 @@ from solvers.flash_sinkhorn.sweeps.tiles import Precision
 from ..geometry import TiledCloud, from_tiles
 from ..iterate import Options
 from ..rounding import refined
-from ..solver import RELAX, TILES, check_dimension, solved, sorted_clouds
+from ..solver import RELAX, check_dimension, solved, sorted_clouds, tile_sizes
 from .derivatives import KeptPair, KeptSelfPair
 from .kept import Kept
 from .near_copies import solve_near_copy
@@ -208,7 +208,7 @@ def _solve(
 
 
 def _sorted(inputs: Inputs, problem: Regularisation, budget: _Budget) -> tuple[TiledCloud, TiledCloud, float]:
-    tile = budget.tile or TILES[0]
+    tile = budget.tile or tile_sizes(inputs.x.shape[1])[0]
     return sorted_clouds(inputs, eps=problem.eps, cost_scale=problem.cost_scale, tol=budget.tol, tile=tile)
 
 
