@@ -31,7 +31,7 @@ def node_variance(cloud: TiledCloud, depth: int) -> float:
     order = torch.where(masses > 0, moments / masses, torch.inf).argsort()
     moments, running = moments[order].cumsum(0), masses[order].cumsum(0)
     core = torch.searchsorted(running, MOST).clamp(max=len(order) - 1)
-    return float(torch.minimum(moments[-1], FAR * moments[core] / running[core]))
+    return float(torch.minimum(moments[-1], FAR * moments.take(core) / running.take(core)))  # indexing would wait
 
 
 def _centroids(cloud: TiledCloud, depth: int) -> tuple[Tensor, Tensor]:
