@@ -60,11 +60,14 @@ def case(rows, cols, density, decades, flipped, device="cpu"):
     level, S, A, B = moved(level, device), S.to(device), A.to(device), B.to(device)
     oriented = (dense.T if flipped else dense).to(device)
     masses = [(c, r) for r, c in level.masses(B, A)] if flipped else level.masses(A, B)
-    arguments = {"flipped": flipped, "sweeps": 4, "factors": FACTORS}
-    balance = TritonBalance(level, masses, **arguments, **EXACT, products=32, inexact=1e-8)
-    balance(torch.rand_like(S), fine=False)  # the memory it leaves says nothing of what comes next
-    w, fine = balance(S, fine=False), balance(S, fine=True)
-    in_use = TritonBalance(level, masses, **arguments, steps=STEPS, stop=STOP)(S, fine=False).cpu()
+    arguments = {"sweeps": 4, "factors": FACTORS}
+    exact = arguments | EXACT | {"products": 32, "inexact": 1e-8}
+    balance = TritonBalance(level, masses, flipped=flipped, **exact)
+    # the memory that the other one leaves says nothing of what comes next
+    other = TritonBalance(level, [(c, r) for r, c in masses], flipped=not flipped, **exact)
+    other(torch.rand_like(S), fine=False)
+    w, fine = balance(S, fine=False).clone(), balance(S, fine=True)
+    in_use = TritonBalance(level, masses, flipped=flipped, **arguments, steps=STEPS, stop=STOP)(S, fine=False).cpu()
     level, S, A, B = (moved(value, "cpu") for value in (level, S, A, B))
     of_torch = Balance(level, A, B, flipped=flipped, **EXACT)
     by_torch, fine_by_torch = of_torch(S), of_torch(S, fine=True)

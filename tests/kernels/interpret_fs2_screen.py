@@ -8,6 +8,7 @@ from dataclasses import fields, is_dataclass
 import torch
 
 from solvers.flash_sinkhorn2.geometry import tiled_clouds
+from solvers.flash_sinkhorn2.iterate.passes import LOST, _moved
 from solvers.flash_sinkhorn2.lists import triton_mirror
 from solvers.flash_sinkhorn2.screen import mask, planes, triton_planes, triton_thin, triton_walk, walk
 from solvers.flash_sinkhorn2.screen.screen import _costs
@@ -89,6 +90,7 @@ def case(n, m, d, tile, row_tile=None, device="cpu"):
     costs = triton_thin.bounded_costs(kept, pairs.exponent.clone(), x.mass, y.mass)
     budget = float(max(kept.row_bound.max(), kept.col_bound.max()) + costs[0].median() * 20)
     thinned = triton_thin.thin(kept, *costs, budget)
+    moved_well = risen_well(kept, costs, device)
     levels, pairs, kept, thinned = (
         [[moved(level, "cpu") for level in side] for side in levels],
         *(moved(z, "cpu") for z in (pairs, kept, thinned)),
@@ -102,9 +104,27 @@ def case(n, m, d, tile, row_tile=None, device="cpu"):
         "exponents": [f(pairs.exponent - walked.exponent).item() for f in (torch.min, torch.max)],
         "bounds": max(relative(getattr(pairs, name), getattr(walked, name)) for name in ("row_bound", "col_bound")),
         "costs": all(rounded_up(cost.cpu(), other) for cost, other in zip(costs, exact, strict=True)),
+        "moved": moved_well,
         "left_out": [len(kept.cols) - len(each.cols) for each in (thinned, by_torch)],
         "thinned": thinned_well(kept, thinned, [cost.cpu() for cost in costs], budget),
     }
+
+
+def risen_well(kept, costs, device):
+    """Whether costs after potentials rose are the least above those of torch; some rises are infinite."""
+    generator, well = torch.Generator().manual_seed(0), True
+    rises = [
+        40 * torch.randn(len(b), generator=generator, dtype=torch.float64) for b in (kept.row_bound, kept.col_bound)
+    ]
+    rises[0][::7], rises[1][1::5], rises[1][::11] = -torch.inf, 2000.0, -3000.0
+    for cost, starts, lists, (own, opposite) in (
+        (costs[0], kept.row_starts, kept.cols, rises),
+        (costs[1], kept.col_starts, kept.rows, rises[::-1]),
+    ):
+        exact = _moved(cost.cpu().double(), starts.cpu(), lists.cpu(), own, opposite)
+        found = triton_thin.moved_costs(starts, lists, cost.clone(), own.to(device), opposite.to(device), LOST)
+        well &= rounded_up(found.cpu(), exact)
+    return well
 
 
 def rounded_up(cost, exact):

@@ -27,7 +27,7 @@ def judge(case, found):
     low, high = found["exponents"]  # two ulps of a float32 up to 2^13 at the most
     assert low >= 0.0 and high < 2.0**-9, (case, found)
     assert found["bounds"] < 1e-10, (case, found)  # exponents of 1e4 in float64, summed
-    assert found["costs"], case
+    assert found["costs"] and found["moved"], case
     ours, by_sorting = found["left_out"]
     assert abs(ours - by_sorting) <= 1 + 0.01 * by_sorting, (case, found)  # costs that are one float32
     off, agree = found["thinned"]

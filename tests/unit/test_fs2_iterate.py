@@ -6,6 +6,7 @@ References are dense float64 from the definitions; points are float64, so that p
 from __future__ import annotations
 
 import math
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 
 from solvers.flash_sinkhorn2.geometry import TiledCloud, tiled_clouds
 from solvers.flash_sinkhorn2.iterate import Correction, Options, ScreenedPasses, iterate
+from solvers.flash_sinkhorn2.iterate import passes as passes_module
 from solvers.flash_sinkhorn2.iterate.anderson import Anderson
 from solvers.flash_sinkhorn2.iterate.updates import corrected, plain
 from solvers.flash_sinkhorn2.screen import Mask
@@ -320,6 +322,62 @@ class TestScreened:
         residual = true_residual(passes, found.u, found.v)
         assert residual <= found.residual + found.omitted + 1e-5 <= 1e-3 + 1e-5  # float32 partial sums
         assert found.omitted > 0
+
+
+class KeepsCount(ScreenedPasses):
+    """Of partial sums that are there when a pass begins."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.made, self.alive = [], []
+
+    def _look(self):
+        self.alive.append(sum(partial() is not None for partial in self.made))
+
+    def row_pass(self, *arguments, **options):
+        self._look()
+        return self._noted(super().row_pass(*arguments, **options))
+
+    def column_pass(self, *arguments, **options):
+        self._look()
+        return self._noted(super().column_pass(*arguments, **options))
+
+    def _noted(self, found):
+        self.made += [weakref.ref(found.partial)] if found.partial is not None else []
+        return found
+
+
+class TestMemory:
+    def test_partial_sums_of_one_pass_at_a_time(self, monkeypatch):
+        """And no coarse matrix while a mask is chosen or thinned."""
+        x, y, eps = PROBLEMS["square to square"]
+        passes = KeepsCount(
+            *tiled_clouds(x, y, weights(len(x), 1), weights(len(y), 2), tile=4), math.log2(math.e) / eps
+        )
+        coarse, without = [], []
+
+        def watched(choose):
+            def chosen(*arguments, **options):
+                without.append(not any(each() is not None for each in coarse))
+                return choose(*arguments, **options)
+
+            return chosen
+
+        for name in ("screen", "thin"):
+            monkeypatch.setattr(passes_module, name, watched(getattr(passes_module, name)))
+        make = passes_module.Coarse
+
+        def noted(*arguments):
+            made = make(*arguments)
+            coarse.append(weakref.ref(made))
+            return made
+
+        monkeypatch.setattr(passes_module, "Coarse", noted)
+        u, v = zeros(passes.x), zeros(passes.y)
+        passes.refresh(u, v, 1e-3)
+        iterate(passes, u, v, tol=1e-4, options=Options(lasting=False))
+        assert passes.n_screens > 1 and len(passes.made) > 8 and len(coarse) > 2
+        assert not any(passes.alive) and len(without) > passes.n_screens and all(without)
 
 
 class TestLongLines:

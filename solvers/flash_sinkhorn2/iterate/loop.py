@@ -142,6 +142,7 @@ class _Iterations:
             if checked.converged or checked.stalled or self._is_last:
                 return self._ended(checked if checked.converged else self.best or checked, stalled=checked.stalled)
             if self.mass - 1 > MOST_OMITTED:  # rows had lost what matters: take their half-step again
+                del found
                 self.residual = trusted
                 if self.robust and self.unmixed is not None:  # and again: unmixed
                     self._take_back(self.unmixed)
@@ -149,6 +150,7 @@ class _Iterations:
                 self.robust = True
                 continue
             at, plain_v = self.v, self._column_half_step(found)
+            del found  # its partial sums are large, and the next pass has its own
             self.v = self.mixer.next(at, plain_v)
             self.unmixed = (self.u, plain_v) if self.mixer.filled else None
             self.robust = self.is_fresh = False

@@ -28,8 +28,10 @@ class Passes(Protocol):
 
     x: TiledCloud
     y: TiledCloud
-    coarse: Coarse
     raised: float  # mass that sums of the last column pass have more than the plan: see `_without_lost_rows`
+
+    @property
+    def coarse(self) -> Coarse: ...
 
     # partial: whether to keep partial sums, of masks for which there is room
     def row_pass(self, u: Tensor, v: Tensor, *, robust: bool, partial: bool) -> Pass: ...
@@ -61,12 +63,14 @@ class ScreenedPasses:
         self._weightless = {True: x.weight == 0, False: y.weight == 0}  # by rows
         self._lost_mass = 0.0  # of rows that met nearly nothing in the last row pass
         self.raised = 0.0
+        self._coarse: Coarse | None = None
         if mask is not None:
             self._take(mask)
 
     def refresh(self, u: Tensor, v: Tensor, budget: float, *, limited: bool = False) -> None:
         """limited: TooManyPairs where there would be no room for partial sums."""
         screened = SCREENED_SHARE * budget if self.thins else budget
+        self._coarse = None  # takes more memory than what choosing takes
         most = self._room * SCREENED_A_KEPT if limited else None
         self._take(screen(self.x, self.y, u, v, self.k, budget=screened, most_pairs=most))
         self._at, self._budget, self._measured = (u, v), budget if self.thins and self._has_room else None, {}
@@ -78,12 +82,20 @@ class ScreenedPasses:
         return int(PARTIAL_SHARE * _memory_bytes(self.x.mass.device)) // (4 * self.x.tree.tile)
 
     def _take(self, mask: Mask) -> None:
-        self.mask, self.coarse = mask, Coarse(mask, self.x.tree, self.y.tree)
+        self.mask, self._coarse = mask, None
         self._has_room = len(mask.cols) <= self._room
+
+    @property
+    def coarse(self) -> Coarse:
+        """Of the mask."""
+        if self._coarse is None:
+            self._coarse = Coarse(self.mask, self.x.tree, self.y.tree)
+        return self._coarse
 
     def _thin(self) -> None:
         """By what the last passes measured, moved to where the last of them was."""
         assert self._budget is not None
+        self._coarse = None
         mask, (u, v) = self.mask, self._measured[False][1:]
         largest = []
         for by_rows, starts, lists in ((True, mask.row_starts, mask.cols), (False, mask.col_starts, mask.rows)):
