@@ -117,6 +117,12 @@ def problem_cells(
     return Table(title, columns, rows, [*notes, *legend(rows)], len(shown) + 1)
 
 
+def finished_as_rounded(df: pd.DataFrame) -> pd.DataFrame:
+    """The cells of solvers that round points which reached the residual, in time, of the points as rounded."""
+    in_time = df["status"].isin([Status.OK, Status.NOT_CONVERGED]) & df["status_detail"].isna()
+    return df[in_time & (df["residual_solved_l1"] <= df["tol"])]
+
+
 def reached(df: pd.DataFrame, group: pd.Series, device: str, notes: Iterable[str] = ()) -> Table:
     """A row a solver: how many problems it brought to the target, by group, how many as it rounded them, the others.
 
@@ -132,10 +138,7 @@ def reached(df: pd.DataFrame, group: pd.Series, device: str, notes: Iterable[str
         lost = own.drop(index=done.index)
         ends = lost.apply(status_word, axis=1).value_counts().sort_index() if len(lost) else pd.Series(dtype=int)
         counts = [f"{(group[done.index] == each).sum()} of {(group[own.index] == each).sum()}" for each in groups]
-        rounded = own[own["residual_solved_l1"].notna()]
-        in_time = rounded["status"].isin([Status.OK, Status.NOT_CONVERGED]) & rounded["status_detail"].isna()
-        on_rounded = int((in_time & (rounded["residual_solved_l1"] <= rounded["tol"])).sum())
-        own_points = f"{on_rounded} of {len(own)}" if len(rounded) else MISSING
+        own_points = f"{len(finished_as_rounded(own))} of {len(own)}" if own["residual_solved_l1"].any() else MISSING
         others = ", ".join(f"{number} {word}" for word, number in ends.items()) or None
         rows.append([label(name), *counts, f"{len(done)} of {len(own)}", own_points, others])
         words.append(list(ends.index))

@@ -61,6 +61,29 @@ def test_every_problem_is_a_row_with_its_blur(tables):
     assert rows[4][3:] == ["late", "–", "–"]
 
 
+def test_speedups_are_where_others_reached_the_target_as_given_or_as_rounded(tmp_path):
+    rows = list(records())
+    columns = {"problem": "lidar", "d": 3, "mode": "to_residual", "tol": 5e-3}
+    for n, square in SIZES.items():
+        for multiple in (1, 16):
+            own = {"n": n, "m": 3 * n // 4, "eps": multiple * square}
+            rows.append(record("flash_sinkhorn2", time_s=0.25 * multiple, **own, **columns))
+    residuals.report(join(rows, [GPU]), tmp_path)
+    text = (tmp_path / "speedups.md").read_text()
+    found = {
+        tuple(cells[:3]): cells[3:]
+        for cells in ([cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines())
+    }
+    # FlashSinkhorn, the package as given, the package as rounded
+    assert found["lidar", "262144", "1"] == ["2.00", "–", "8.00"]
+    assert found["lidar", "262144", "4"] == ["0.125", "0.500", "0.500"]
+    assert found["lidar", "1048576", "1"] == ["2.00", "–", "–"]
+    assert found["median", "–", "–"] == ["1.06", "0.500", "0.500"]
+    assert found["min", "–", "–"] == ["0.125", "0.500", "0.500"]
+    assert found["problems", "–", "–"] == ["4", "2", "3"]
+    assert not any(name == "nbody" for name, *_ in found)
+
+
 def test_the_suite_is_eight_families_two_sizes_and_two_blurs():
     plan = make_plan(["experiment=residuals"], gpu=True)
     ours = [cell for cell in plan.cells if cell.solver == "flash_sinkhorn"]
