@@ -22,7 +22,7 @@ class Balance:
 
         D(w) = <B, w> - sum_I A_I log sum_J S_IJ e^w_J.
 
-    S [K] in row order with row sums A [rows]; B [columns] sums to one; all float64. <B, w> = 0, |w| <= 8 and
+    S [K] in row order with row sums A [rows]; B [columns] sums to one; all float64. <B, w> = 0, |w| <= 30 and
     D(w) >= D(0). flipped: of the transposed matrix, A and B of its rows and columns, S ordered as ever.
 
     A V-cycle: the balance of S summed over the nodes of the next level, times the best of some factors, then `sweeps`
@@ -61,7 +61,7 @@ class Balance:
 
 
 def bounded(w: Tensor, B: Tensor) -> Tensor:
-    """w - <B, w>, shortened to at most 8."""
+    """w - <B, w>, shortened to at most 30."""
     w = w - B @ w
     return w * (LARGEST / w.abs().amax()).clamp(max=1.0)
 

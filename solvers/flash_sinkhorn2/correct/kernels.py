@@ -14,7 +14,7 @@ import triton.language as tl
 from .newton import BALANCED
 from .newton import TRIALS as TRIAL_STEPS
 
-LARGEST = tl.constexpr(8.0)  # of a multiplier's logarithm
+LARGEST = tl.constexpr(30.0)  # of a multiplier's logarithm
 LARGEST_STEP = tl.constexpr(4.0)
 LEAST_SUM = tl.constexpr(1e-300)  # so that a starved row or column has a logarithm
 TRIALS = tl.constexpr(TRIAL_STEPS)  # multiples of a Newton step, each half of the one before
@@ -153,7 +153,7 @@ def update_kernel(
 
 @triton.jit(do_not_specialize=["n"])
 def bound_kernel(w, mass, out, n, BLOCK: tl.constexpr):
-    """One program: out [n] is w - <B, w>, shortened to at most 8; B = mass sums to one."""
+    """One program: out [n] is w - <B, w>, shortened to at most 30; B = mass sums to one."""
     linear = tl.zeros([BLOCK], tl.float64)
     low, high = tl.full([BLOCK], float("inf"), tl.float64), tl.full([BLOCK], float("-inf"), tl.float64)
     for start in range(0, n, BLOCK):

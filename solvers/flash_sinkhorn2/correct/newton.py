@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-LARGEST = 8.0  # of a multiplier's logarithm: pairs left out of a mask with slack hold little even so
+LARGEST = 30.0  # of a multiplier's logarithm
 STEPS = 4
 STOP = 1e-2  # of |columns - B|_1 at first: 60 problems take 690 passes, 688 down to rounding, 696 at a tenth
 BALANCED = 1e-11  # of that sum: more is rounding
@@ -15,7 +15,7 @@ TRIALS = 2  # multiples of a step, each half of the one before: nearly always th
 
 def newton(S: Tensor, A: Tensor, B: Tensor, *, steps: int = STEPS, stop: float = STOP) -> Tensor:
     """w [columns] that nearly maximises D(w) = <B, w> - sum_I A_I log sum_J S_IJ e^w_J, of S [rows, columns] with row
-    sums A [rows]; |w| <= 8 and D(w) >= D(0).
+    sums A [rows]; |w| <= 30 and D(w) >= D(0).
 
     Each step takes the best of some multiples of Newton's direction and of the plain update w + log(B / column sums),
     which never lowers D, until |columns - B|_1 has fallen to `stop` of it.

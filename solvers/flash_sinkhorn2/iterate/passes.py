@@ -15,7 +15,7 @@ from ..geometry import TiledCloud
 from ..screen import Mask, screen, thin
 from ..sweep import Pass, sweep, tile_maxima
 
-LARGEST_PLAIN = 60.0  # of a row's |log2 sum|: times multipliers of e^-8 to e^8 it is within float32 still
+LARGEST_PLAIN = 60.0  # of a row's |log2 sum|: times multipliers of e^-30 to e^30 it is within float32 still
 SCREENED_SHARE = 0.25  # of a budget: bounds of boxes are a few times what is there, the rest is for measured sums
 LEAST_LOG2_SUM = -1000.0  # of rows that meet nothing
 LOST = 2.0**-120  # of a tile's sum: smaller terms are no float32
