@@ -97,7 +97,7 @@ def solved(tol, distance, device="cpu"):
     """Residual as said, and as float64 has it at the points as given."""
     x, y, a, b = (tensor.to(device) for tensor in points_of(60, 50, 2, 6.0, distance))
     a, b = a / a.sum(), b / b.sum()
-    found = solve(x, y, a, b, eps=1.0, tol=tol)
+    found = solve(x, y, a, b, eps=1.0, tol=tol, tile=32)
     cost = (x[:, None] - y).square().sum(2)
     plan = a[:, None] * b * torch.exp(found.f[:, None] + found.g - cost)
     true = max((plan.sum(1) - a).abs().sum().item(), (plan.sum(0) - b).abs().sum().item())
