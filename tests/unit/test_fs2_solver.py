@@ -14,7 +14,7 @@ import torch
 from fsbench.api import Clouds
 from fsbench.metrics import score
 from solvers.flash_sinkhorn2 import solver
-from solvers.flash_sinkhorn2.cascade import cascade, levels
+from solvers.flash_sinkhorn2.cascade import cascade, dense, levels
 from solvers.flash_sinkhorn2.iterate import passes
 from solvers.flash_sinkhorn2.solver import solve
 
@@ -126,12 +126,32 @@ class TestFamilies:
         """As on a GPU; their potentials are no worse a start."""
         x, y, a, b, eps = FAMILIES[name]
         monkeypatch.setattr(levels, "DEPTHS_A_LEVEL", 1)  # so that there are two
+        monkeypatch.setattr(dense, "MOST_PAIRS", {})
         chosen, _ = judged(x, y, a, b, eps=eps / 4, tol=1e-2, tile=4)
         monkeypatch.setattr(cascade, "EVERY_TILE_PAIR", {"cpu": 2**20})
         found, residual = judged(x, y, a, b, eps=eps / 4, tol=1e-2, tile=4)
         assert len(found.seconds) == 4  # sorting, all pairs annealed, all pairs, the points
         assert found.converged and residual <= 1e-2 + ROUNDING
         assert found.n_passes > chosen.n_passes and found.n_iterations <= chosen.n_iterations + 2
+
+    @pytest.mark.parametrize("name", ["square", "uneven weights"])
+    def test_the_coarsest_level_by_the_dense_solver(self, name, monkeypatch):
+        """Skips levels below the finest that it is for; where it fails they are annealed, and the points as good."""
+        x, y, a, b, eps = FAMILIES[name]
+        monkeypatch.setattr(levels, "DEPTHS_A_LEVEL", 1)
+        found, residual = judged(x, y, a, b, eps=eps / 4, tol=1e-2, tile=4)
+        assert found.converged and residual <= 1e-2 + ROUNDING
+        monkeypatch.setattr(dense, "MOST_ITERATIONS", 1)
+        annealed, residual = judged(x, y, a, b, eps=eps / 4, tol=1e-2, tile=4)
+        assert annealed.converged and residual <= 1e-2 + ROUNDING
+        assert found.seconds[1][0] == annealed.seconds[2][0] == 512 and annealed.seconds[1][0] == 256
+        assert found.n_iterations <= annealed.n_iterations + 1
+
+    def test_a_cloud_with_half_as_many_nodes_is_as_coarse(self):
+        """Not all its points against the other's nodes."""
+        found, residual = judged(uniform(9000, 2), normal(7000, 2), eps=1e-3, tol=1e-2)
+        assert found.converged and residual <= 1e-2 + ROUNDING
+        assert [points for points, _ in found.seconds[1:-1]] == [512]
 
     def test_sparse_points_in_tiles_of_their_own_take_fewer_passes(self, monkeypatch):
         """The tails of a normal cloud, in tiles many blurs wide, are what passes wait for."""

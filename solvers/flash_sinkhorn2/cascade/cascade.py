@@ -1,4 +1,4 @@
-"""Level after level: the coarsest annealed over all tile pairs, the others lifted and screened, the points last."""
+"""Level after level: the coarsest over all pairs, the others lifted and screened, the points last."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import math
 import time
 from dataclasses import dataclass, field, replace
 
+from torch import Tensor
+
 from ..geometry import TiledCloud
 from ..iterate import Options, Outcome, ScreenedPasses, iterate
 from ..screen import every_pair
 from .anneal import annealed
+from .dense import is_dense, solved_densely
 from .guard import better_start
 from .levels import Level, levels
 from .lift import lifted
@@ -18,6 +21,7 @@ COARSE_TOLERANCE, MOST_COARSE_PASSES = 1e-2, 100
 # of a coarser level all of whose pairs are taken, by device: a GPU is through with them sooner than with choosing
 EVERY_TILE_PAIR = {"cuda": 2**20}
 LIFT_BUDGET = 1e-3  # of the mask that such a level then hands on
+LIFTED_TILE_PAIRS = 2**22  # in so few the next level meets all of one
 FIRST_BUDGET = 1e-2  # of the first mask of a level: sums are one only roughly
 FIRST_LASTING_SHARE = 1e-3  # of the tolerance: masks that are to last
 
@@ -37,50 +41,95 @@ class Cascade:
     seconds: list[tuple[int, float]] = field(default_factory=list)
 
 
+@dataclass(eq=False)
+class _Solved:
+    """A level with its potentials in base 2, and the passes whose tile pairs the next level meets. outcome: of
+    iterations here; annealing: passes at larger eps; pairs: of points, that all passes went over."""
+
+    level: Level
+    passes: ScreenedPasses
+    u: Tensor
+    v: Tensor
+    outcome: Outcome | None
+    annealing: int
+    pairs: float
+
+
 def solve_levels(
     x: TiledCloud, y: TiledCloud, *, eps: float, cost_scale: float, tol: float, options: Options
 ) -> Cascade:
     """The points at `eps`, to `tol` or the limits of `options`; coarser levels to what a start is worth. Once late, the
     next level is the points."""
-    started = time.perf_counter()
-    ladder = levels(x, y, eps=eps, cost_scale=cost_scale)
-    coarse_options = replace(options, max_passes=MOST_COARSE_PASSES)
+    started, coarse_pairs = time.perf_counter(), 0.0
     seconds: list[tuple[int, float]] = []
-    coarse_pairs, annealing = 0.0, 0
-    outcome: Outcome | None = None
-    passes: ScreenedPasses | None = None
-    above = ladder[0]
-    for index, level in enumerate(ladder):
-        is_last = index == len(ladder) - 1
-        if index and not is_last and options.is_late:
-            continue
-        goal, limits = (tol, options) if is_last else (COARSE_TOLERANCE, coarse_options)
-        if outcome is None or passes is None:
-            passes = ScreenedPasses(level.x.cloud, level.y.cloud, 1.0, mask=every_pair(level.x.cloud, level.y.cloud))
-            outcome, larger = annealed(passes, eps=level.eps, cost_scale=cost_scale, tol=goal, options=limits)
-            annealing = larger if is_last else 0
-        else:
-            u, v = lifted(passes, outcome.u, outcome.v, above, level)
-            k = cost_scale * math.log2(math.e) / level.eps
-            if is_last:
-                u, v = better_start(x, y, u, v, k)
-            if not is_last and _is_small(level):
-                mask = every_pair(level.x.cloud, level.y.cloud)
-                passes = ScreenedPasses(level.x.cloud, level.y.cloud, k, mask=mask, thins=False)
-                outcome = iterate(passes, u, v, tol=goal, options=limits)
-                passes.refresh(outcome.u, outcome.v, LIFT_BUDGET)
-            else:
-                passes = ScreenedPasses(level.x.cloud, level.y.cloud, k, thins=options.thinning and not options.lasting)
-                budget = FIRST_LASTING_SHARE * goal if options.lasting else FIRST_BUDGET
-                passes.refresh(u, v, budget, limited=is_last and options.limits_pairs)
-                outcome = iterate(passes, u, v, tol=goal, options=limits)
-        above = level
-        if not is_last:
-            coarse_pairs += passes.pairs_done
-        seconds.append((max(level.x.cloud.tree.n, level.y.cloud.tree.n), time.perf_counter() - started))
+    ladder = levels(x, y, eps=eps, cost_scale=cost_scale)
+    last = ladder[-1]
+    at = _densely(ladder, cost_scale, options) or _from_zero(ladder[0], cost_scale, tol, options, ladder[0] is last)
+    while True:
+        side = max(at.level.x.cloud.tree.n, at.level.y.cloud.tree.n)
+        seconds.append((side, time.perf_counter() - started))
+        if at.level is last:
+            break
         started = time.perf_counter()
-    assert outcome is not None and passes is not None
-    return Cascade(outcome, passes, annealing, coarse_pairs, seconds)
+        coarse_pairs += at.pairs
+        level = last if options.is_late else ladder[ladder.index(at.level) + 1]
+        at = _from_coarser(at, level, cost_scale, tol, options, level is last)
+    assert at.outcome is not None
+    return Cascade(at.outcome, at.passes, at.annealing, coarse_pairs, seconds)
+
+
+def _densely(ladder: list[Level], cost_scale: float, options: Options) -> _Solved | None:
+    """The finest of the coarser levels that is for the dense solver; None if none is, or it did not get there."""
+    level = next(filter(is_dense, reversed(ladder[:-1])), None)
+    found = level and solved_densely(level, cost_scale=cost_scale, options=options)
+    if not (level and found):
+        return None
+    u, v, pairs = found
+    passes = _over_all_pairs(level, _k(level, cost_scale))
+    finer = ladder[ladder.index(level) + 1]
+    if finer.x.cloud.tree.tiles * level.y.cloud.tree.tiles > LIFTED_TILE_PAIRS:
+        passes.refresh(u, v, LIFT_BUDGET)
+    return _Solved(level, passes, u, v, None, 0, pairs)
+
+
+def _from_zero(level: Level, cost_scale: float, tol: float, options: Options, is_last: bool) -> _Solved:
+    passes = _over_all_pairs(level, _k(level, cost_scale))
+    goal, limits = _limits(tol, options, is_last)
+    found, annealing = annealed(passes, eps=level.eps, cost_scale=cost_scale, tol=goal, options=limits)
+    return _Solved(level, passes, found.u, found.v, found, annealing, passes.pairs_done)
+
+
+def _from_coarser(
+    coarser: _Solved, level: Level, cost_scale: float, tol: float, options: Options, is_last: bool
+) -> _Solved:
+    x, y, k = level.x.cloud, level.y.cloud, _k(level, cost_scale)
+    goal, limits = _limits(tol, options, is_last)
+    u, v = lifted(coarser.passes, coarser.u, coarser.v, coarser.level, level)
+    if is_last:
+        u, v = better_start(x, y, u, v, k)
+    if not is_last and _is_small(level):
+        passes = _over_all_pairs(level, k)
+        found = iterate(passes, u, v, tol=goal, options=limits, robust=False)
+        passes.refresh(found.u, found.v, LIFT_BUDGET)
+    else:
+        passes = ScreenedPasses(x, y, k, thins=options.thinning and not options.lasting)
+        budget = FIRST_LASTING_SHARE * goal if options.lasting else FIRST_BUDGET
+        passes.refresh(u, v, budget, limited=is_last and options.limits_pairs)
+        found = iterate(passes, u, v, tol=goal, options=limits, robust=False)
+    return _Solved(level, passes, found.u, found.v, found, 0, passes.pairs_done)
+
+
+def _over_all_pairs(level: Level, k: float) -> ScreenedPasses:
+    x, y = level.x.cloud, level.y.cloud
+    return ScreenedPasses(x, y, k, mask=every_pair(x, y), thins=False)
+
+
+def _limits(tol: float, options: Options, is_last: bool) -> tuple[float, Options]:
+    return (tol, options) if is_last else (COARSE_TOLERANCE, replace(options, max_passes=MOST_COARSE_PASSES))
+
+
+def _k(level: Level, cost_scale: float) -> float:
+    return cost_scale * math.log2(math.e) / level.eps
 
 
 def _is_small(level: Level) -> bool:

@@ -67,6 +67,7 @@ def levels(x: TiledCloud, y: TiledCloud, *, eps: float, cost_scale: float) -> li
 
 
 def _side(cloud: TiledCloud, depth: int) -> Side:
-    if cloud.tree.n <= SMALL or depth >= cloud.tree.depths:
+    if cloud.tree.n <= SMALL or depth > cloud.tree.depths:
         return Side(cloud, cloud.tree, None)
+    depth = min(depth, cloud.tree.depths - 1)  # one less, where the other cloud has more points
     return Side(node_clouds(cloud, depth), cloud.tree, depth)

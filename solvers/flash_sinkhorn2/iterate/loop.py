@@ -81,9 +81,12 @@ class Outcome:
     stalled: bool = False
 
 
-def iterate(passes: Passes, u: Tensor, v: Tensor, *, tol: float, options: Options | None = None) -> Outcome:
+def iterate(
+    passes: Passes, u: Tensor, v: Tensor, *, tol: float, options: Options | None = None, robust: bool = True
+) -> Outcome:
     """From potentials u [N], v [M] (base 2, kd order, finite) to a residual of at most tol, or the limits, or where
-    rounding lets it fall no further.
+    rounding lets it fall no further. robust: whether rows may sum to anything, so that first passes run with each
+    row's maximum.
 
     A row half-step, a column half-step, mixing; the residual is read once in two passes, and the deadline before each
     once there is a residual. Of corrected half-steps the dual value never falls, and a mixed v which lowers it is taken
@@ -91,11 +94,11 @@ def iterate(passes: Passes, u: Tensor, v: Tensor, *, tol: float, options: Option
     """
     if not tol > 0:
         raise ValueError(f"tol is {tol}: give a positive residual")
-    return _Iterations(passes, u, v, tol, options or Options()).run()
+    return _Iterations(passes, u, v, tol, options or Options(), robust).run()
 
 
 class _Iterations:
-    def __init__(self, passes: Passes, u: Tensor, v: Tensor, tol: float, options: Options):
+    def __init__(self, passes: Passes, u: Tensor, v: Tensor, tol: float, options: Options, robust: bool):
         self.passes, self.tol, self.options = passes, tol, options
         self.u, self.v = u, v
         self.weightless = passes.y.weight == 0
@@ -104,7 +107,7 @@ class _Iterations:
         self.best: Outcome | None = None  # of this mask
         self.progress = Progress(lambda: ROUNDING)
         self.best_dual, self.residual, self.omitted, self.mass = -math.inf, 1.0, 0.0, 1.0
-        self.robust = True
+        self.robust = robust
         self.n_passes = self.n_rejected = 0
         self.least_slack = LASTING_SLACK if options.lasting else SCREEN_SLACK
         self.slack, self.refreshed_at = self.least_slack, -SHORT_LIFE - 1
