@@ -13,8 +13,6 @@ from solvers.flash_sinkhorn.sweeps.triton_sweeps import TritonSweeps
 
 CASES = [  # n, m, d, precision, eps, common offset, and the damping of either side where marginals are relaxed
     (63, 100, 1, Precision.EXACT, 0.1, 1e4),
-    (301, 157, 3, Precision.EXACT, 0.05, 0.0),
-    (100, 257, 3, Precision.EXACT, 1e-4, 0.0),  # sums leave the plain loop's range at first
     (65, 63, 5, Precision.EXACT, 0.1, 3.0),
     (129, 70, 40, Precision.EXACT, 0.1, 0.0),
     (129, 70, 40, Precision.MIXED, 0.1, 0.0),
@@ -22,7 +20,6 @@ CASES = [  # n, m, d, precision, eps, common offset, and the damping of either s
     (70, 65, 130, Precision.EXACT, 1.0, 0.0),
     (70, 65, 130, Precision.MIXED, 1.0, 0.0),
     (70, 65, 130, Precision.FAST, 1.0, 0.0),
-    (101, 157, 3, Precision.EXACT, 0.05, 0.0, (0.8, 0.95)),
     (65, 63, 5, Precision.EXACT, 0.01, 3.0, (0.6, 1.0)),  # row sums far from one: the guarded loop to the end
     (63, 100, 1, Precision.FAST, 0.1, 1e4),
     (157, 101, 2, Precision.MIXED, 0.01, 0.0),
@@ -30,6 +27,12 @@ CASES = [  # n, m, d, precision, eps, common offset, and the damping of either s
     (100, 257, 4, Precision.FAST, 1e-3, 3.0),
     (65, 63, 5, Precision.MIXED, 0.1, 1e4, (0.8, 1.0)),
 ]
+DIRECT = [  # many small programs: with updates of both sides at once, or not
+    (False, (129, 70, 3, Precision.EXACT, 0.05, 0.0)),
+    (False, (70, 257, 3, Precision.EXACT, 1e-4, 0.0)),  # sums leave the plain loop's range at first
+    (True, (63, 129, 3, Precision.EXACT, 0.05, 0.0, (0.8, 0.95))),
+]
+RUNS = [(symmetric, case) for case in CASES for symmetric in (False, True)] + DIRECT
 
 
 def reference(x, y, a, b, eps, damping, symmetric, iterations):
@@ -115,8 +118,4 @@ def run(n, m, d, precision, eps, offset, damping=(1.0, 1.0), *, symmetric):
 
 
 if __name__ == "__main__":
-    results = {}
-    for case in CASES:
-        for symmetric in (False, True):
-            results[f"{case} symmetric={symmetric}"] = run(*case, symmetric=symmetric)
-    print(json.dumps(results))
+    print(json.dumps({f"{case} symmetric={symmetric}": run(*case, symmetric=symmetric) for symmetric, case in RUNS}))

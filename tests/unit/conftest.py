@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 
 import pytest
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in its background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # or no test could interrupt anything
+
+
+@pytest.fixture(scope="module", autouse=True)
+def keep_what_is_imported():
+    """Out of sight of the garbage collector: a cell collects between its steps, and would walk through all of it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
