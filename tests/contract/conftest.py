@@ -29,6 +29,8 @@ from fsbench.api import Budget, Framework, Problem, Solution, Spec, Task, ToResi
 
 SOLVERS = Path(__file__).parents[2] / "conf" / "solver"
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+if DEVICES == ["cpu"]:  # XLA compiles for every shape here, which takes half as long where LLVM optimises nothing
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 
 
 @dataclass(frozen=True)
