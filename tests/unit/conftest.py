@@ -30,6 +30,21 @@ def device(request):
 
 
 @pytest.fixture
+def no_pixels(monkeypatch):
+    """Figures are drawn, and their files named: writing pixels takes seconds, and `test_report_figures` tests it."""
+
+    def save(figure, out_dir, stem):
+        figure.draw_without_rendering()
+        out_dir.mkdir(parents=True, exist_ok=True)
+        paths = [out_dir / f"{stem}.png", out_dir / f"{stem}.svg"]
+        for path in paths:
+            path.write_text(stem)
+        return paths
+
+    monkeypatch.setattr("fsbench.report.figures.save", save)
+
+
+@pytest.fixture
 def fake_workers(monkeypatch):
     """Workers whose measurement is that of `fakes`."""
     from fakes import WORKER

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from solvers.flash_sinkhorn2 import solve
+from solvers.flash_sinkhorn2.cascade import levels
 from solvers.flash_sinkhorn2.cascade.anneal import FARTHEST, _continued
 from solvers.flash_sinkhorn2.iterate.anderson import Anderson
 
@@ -76,10 +77,12 @@ def test_outliers_of_any_weight(share):
     assert check(x, y, weight_of(100, 0, share), weight_of(100, 5, share)).converged
 
 
+@pytest.mark.parametrize("n", [300, 600])
 @pytest.mark.parametrize("blurs", [1e2, 1e4])
-def test_outliers_among_many_points(blurs):
+def test_outliers_among_many_points(blurs, n, monkeypatch):
     """Levels of nodes, one of which holds the outlier."""
-    x, y = with_outliers(uniform, blurs * BLUR, n=2500)
+    monkeypatch.setattr(levels, "SMALL", 200)
+    x, y = with_outliers(uniform, blurs * BLUR, n=n)
     assert check(x, y).converged
 
 

@@ -157,7 +157,7 @@ class TestDigits:
 
     def test_float32_of_a_thousand_blurs(self):
         """float32 sums of coordinates would be off by 2^-24 of the extent, 6e-5 blurs, times their roundings."""
-        x = torch.linspace(0, 1000, 4000)[:, None].float()
+        x = torch.linspace(0, 1000, 1500)[:, None].float()
         y = x + 0.25
         found = solved(x, y, eps=1.0, tol=1e-3, tile=8)
         kept = Kept.of(found.passes, found.u, found.v, found.rounding)

@@ -9,6 +9,7 @@ from test_report_load import write_parquet
 from experiments import readme
 from experiments.publish import publish, published
 
+pytestmark = pytest.mark.usefixtures("no_pixels")
 ROOT = Path(__file__).parents[2]
 TEXT = """# Title
 
