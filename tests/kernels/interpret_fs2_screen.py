@@ -13,8 +13,8 @@ from solvers.flash_sinkhorn2.lists import triton_mirror
 from solvers.flash_sinkhorn2.screen import mask, planes, triton_planes, triton_thin, triton_walk, walk
 from solvers.flash_sinkhorn2.screen.screen import _costs
 
-CASES = [(1000, 700, 3, 16), (600, 90, 2, 4), (50, 600, 1, 8), (300, 310, 6, 8), (1, 40, 3, 8)]  # n, m, d, tile
-CASES += [(40, 300, 2, 8, 1)]  # rows in tiles of their own, as points without weight are
+CASES = [(600, 400, 3, 16), (250, 90, 2, 4), (50, 400, 1, 8), (150, 130, 6, 8), (1, 40, 3, 8)]  # n, m, d, tile
+CASES += [(40, 150, 2, 8, 1)]  # rows in tiles of their own, as points without weight are
 
 
 def problem(n, m, d, tile, row_tile=None):

@@ -199,12 +199,12 @@ class TestSolve:
         x, y = torch.rand(2500, 3, generator=generator), torch.rand(2400, 3, generator=generator)
         a, b = (torch.full((len(points),), 1 / len(points)) for points in (x, y))
         spec = Spec(2500, 2400, 3, 0.02, 1.0, "float32", "cpu")
-        solution = FlashSinkhorn2Published().solve(Problem(x, y, a, b, spec), ToResidual(TOL, max_iterations=30))
+        solution = FlashSinkhorn2Published().solve(Problem(x, y, a, b, spec), ToResidual(TOL, max_iterations=200))
         assert set(solution.stats) == {
             "kept_pairs_per_point", "screens", "coarse_returns", "coarse_updates", "sampled_residual"
         }  # fmt: skip
-        assert solution.stats["coarse_returns"] in (0, 1, 2) and solution.stats["sampled_residual"] <= TOL
-        assert solution.trace[-1].residual == solution.stats["sampled_residual"]
+        assert solution.converged and solution.stats["coarse_returns"] in (0, 1, 2)
+        assert solution.stats["sampled_residual"] == solution.trace[-1].residual <= TOL
 
 
 def test_masks_need_not_be_thinned():

@@ -9,7 +9,6 @@ from test_report_load import write_parquet
 from experiments import readme
 from experiments.publish import publish, published
 
-pytestmark = pytest.mark.usefixtures("no_pixels")
 ROOT = Path(__file__).parents[2]
 TEXT = """# Title
 
@@ -22,6 +21,20 @@ between
 <!-- end -->
 after
 """
+
+
+@pytest.fixture(autouse=True)
+def figures_by_name(monkeypatch):
+    """READMEs link figures and hold nothing of them; drawing takes most of a report's time."""
+
+    def save(figure, out_dir, stem):
+        out_dir.mkdir(parents=True, exist_ok=True)
+        paths = [out_dir / f"{stem}.png", out_dir / f"{stem}.svg"]
+        for path in paths:
+            path.touch()
+        return paths
+
+    monkeypatch.setattr("fsbench.report.figures.save", save)
 
 
 @pytest.fixture
