@@ -27,9 +27,7 @@ def is_dense(level: Level) -> bool:
     return n * m <= MOST_PAIRS.get(level.x.cloud.mass.device.type, 0)
 
 
-def solved_densely(
-    level: Level, *, cost_scale: float, options: Options
-) -> tuple[Tensor, Tensor, float] | None:
+def solved_densely(level: Level, *, cost_scale: float, options: Options) -> tuple[Tensor, Tensor, float] | None:
     """u, v in base 2, and how many pairs of points passes went over; None where that leads nowhere in time."""
     x, y = level.x.cloud, level.y.cloud
     left = None if options.deadline is None else options.deadline - time.perf_counter()

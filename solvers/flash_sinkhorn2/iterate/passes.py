@@ -18,6 +18,7 @@ from ..sweep import Pass, sweep, tile_maxima
 LARGEST_PLAIN = 60.0  # of a row's |log2 sum|: times multipliers of e^-30 to e^30 it is within float32 still
 SCREENED_SHARE = 0.25  # of a budget: bounds of boxes are a few times what is there, the rest is for measured sums
 LEAST_LOG2_SUM = -1000.0  # of rows that meet nothing
+MOST_LOST = 1e-3  # mass of rows that meet nothing, where half-steps are corrected
 LOST = 2.0**-120  # of a tile's sum: smaller terms are no float32
 SCREENED_A_KEPT = 2  # tile pairs that boxes do not exclude, at least
 PARTIAL_SHARE = 1 / 8  # of the device's memory: more partial sums than fit there are not kept, and nothing corrected
@@ -165,7 +166,8 @@ class ScreenedPasses:
         self, found: Pass, rows: TiledCloud, side: int, starts: Tensor, u: Tensor, v: Tensor
     ) -> Pass:
         """A row that meets no tile, or less than it may miss, sums to its bound or so at most: with that it may rise,
-        and soon meets some. Where the bound says nothing the row stays. The plan has none of that: `raised`."""
+        and soon meets some. Where the bound says nothing the row stays. The plan has none of that: `raised`. Columns
+        that many of them belong to would seem to have too little, so there are no partial sums to correct by."""
         tile = rows.tree.tile
         most = self.bounds(u, v)[side].log2().clamp(max=0.0).repeat_interleave(tile)
         lost = (rows.weight > 0) & ((found.log2_sums == -torch.inf) | (found.log2_sums < most - 1))
@@ -178,6 +180,8 @@ class ScreenedPasses:
         else:
             by = (sums.exp2() - found.log2_sums.exp2()).masked_fill(~lost, 0.0)
             self.raised = float(rows.weight @ by)
+        if mass > MOST_LOST:
+            return Pass(sums, None, found.anchor)
         if found.partial is not None:  # what they do meet is not what their step goes by
             lost_rows = lost.view(-1, tile)
             entries, tiles = _entries_of(lost_rows.any(1), starts)
