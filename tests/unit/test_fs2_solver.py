@@ -153,13 +153,12 @@ class TestFamilies:
         assert found.converged and residual <= 1e-2 + ROUNDING
         assert [points for points, _ in found.seconds[1:-1]] == [512]
 
-    def test_a_mixed_step_farther_than_a_new_mask_holds_is_taken_back(self):
-        """On a line, blurs no longer than spacings: columns that it leaves nothing to would be raised by 2^43."""
+    def test_columns_of_rows_that_meet_nothing_are_not_raised(self):
+        """On a line, blurs no longer than spacings: where v moved far, they would be by 2^43."""
         n = 5000
-        y = 0.5 + 0.25 * rng(0).standard_normal((n, 1))
-        x, y = torch.tensor(rng(1).random((n, 1))).float(), torch.tensor(y).float()
-        found = solve(x, y, eps=n**-2.0, tol=5e-3, max_iterations=30)
-        assert found.n_rejected > 2 and max(check.residual for check in found.trace) < 1.0
+        x, y = np.random.default_rng(1).random((n, 1)), 0.5 + 0.25 * np.random.default_rng(0).standard_normal((n, 1))
+        found = solve(*(torch.tensor(z).float() for z in (x, y)), eps=n**-2.0, tol=5e-3, max_iterations=40)
+        assert sum(check.residual > 2 for check in found.trace) <= 1  # the plan's mass and a's: 14 if they were
 
     def test_sparse_points_in_tiles_of_their_own_take_fewer_passes(self, monkeypatch):
         """The tails of a normal cloud, in tiles many blurs wide, are what passes wait for."""

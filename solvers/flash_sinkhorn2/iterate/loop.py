@@ -122,15 +122,11 @@ class _Iterations:
                 self._take_back(self.unmixed)
                 continue
             share = OMITTED_SHARE * max(self.tol, min(self.residual, 1.0))
-            if not left_out <= FAR_OMITTED:  # v moved so far that rows missed what matters
-                if not self.is_fresh:
-                    self.u, self.v = before
-                    self._refresh(share)
-                    self.robust = True
-                    continue
-                if self.unmixed is not None:
-                    self._take_back(self.unmixed)
-                    continue
+            if not left_out <= FAR_OMITTED and not self.is_fresh:  # v moved so far that rows missed what matters
+                self.u, self.v = before
+                self._refresh(share)
+                self.robust = True
+                continue
             if not math.isfinite(dual):
                 raise ArithmeticError(
                     f"the dual value is {dual} after {self.n_passes} passes: start from finite potentials, or choose "
