@@ -31,8 +31,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 quickstart: $(READY) ## every solver that runs here on the colours of two photographs; under 10 minutes on 2 cores
 	$(FSBENCH) run experiment=quickstart
 
-test: lint ## all tests that need no GPU
-	$(RUN) -m pytest -n 2 --dist loadfile tests
+test: lint ## all tests that need no GPU, but few of formulas that third parties compile
+	$(RUN) -m pytest -n 2 -m "not thorough" tests
 
 lint: $(READY) ## style, types and import contracts
 	$(RUN) -m ruff check .
@@ -40,7 +40,7 @@ lint: $(READY) ## style, types and import contracts
 	$(RUN) -m mypy
 	$(dir $(RUN))lint-imports
 
-test-gpu: $(READY) ## all tests, every solver on this machine's GPU too, one after the other
+test-gpu: $(READY) ## all tests without exception, every solver on this machine's GPU too, one after the other
 	$(RUN) -c 'import torch; assert torch.cuda.is_available(), "no CUDA device here: make test"'
 	$(RUN) -m pytest tests
 

@@ -8,18 +8,16 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fsbench.api import FixedIterations, Timing, ToResidual
+
+if TYPE_CHECKING:  # Hydra is imported where something is composed: listing and reporting do without
+    from hydra.core.override_parser.types import Override
 
 ROOT = Path(__file__).resolve().parent.parent
 CONF = ROOT / "conf"
@@ -144,6 +142,10 @@ def composed(overrides: Iterable[str], config_dirs: Iterable[Path] = ()) -> dict
     `solver=` and `problem=` name files of conf/ but select from the grid, so they are not handed to Hydra, which
     would take them for config groups; nor is a whole `budget=`, which it would merge. Raises ConfigError.
     """
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+
     config_dirs = folders(config_dirs)
     known = [*(key for key in load_yaml(CONF / "config.yaml") if key != "defaults"), *_GROUPS]
     selected: dict[str, Any] = {}
@@ -209,6 +211,9 @@ def seconds(value: Any, name: str) -> float | None:
 
 
 def _parse(overrides: Iterable[str]) -> list[Override]:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
     parser = OverridesParser.create()
     parsed = []
     for text in overrides:

@@ -38,8 +38,7 @@ def error_over_allowed(driver, outcome, eps: float, cost_scale: float = 1.0) -> 
     return max(errors) / (rounding(driver, outcome, eps, cost_scale) + lag)
 
 
-@pytest.mark.parametrize("d", [1, 3, 40])
-@pytest.mark.parametrize("cost_scale", [1.0, 0.5])
+@pytest.mark.parametrize(("d", "cost_scale"), [(1, 0.5), (3, 1.0), (40, 0.5)])
 def test_gradients_are_those_of_the_potentials(driver, d, cost_scale):
     (x, a), (y, b) = cloud(1, 41, d), cloud(2, 67, d)
     eps = 0.2 * d * cost_scale

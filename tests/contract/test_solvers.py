@@ -234,11 +234,10 @@ def test_not_converged_is_said(driver):
         assert outcome.solution.trace[-1].residual == pytest.approx(outcome.scored.residual, rel=0.1)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("d", "dtype"), [(1, "float32"), (3, "float32"), (3, "float64"), (64, "float32")])
 @pytest.mark.parametrize(
     "budget", [FixedIterations(1), FixedIterations(4), ToResidual(1e-2, max_iterations=50)], ids=str
 )
-@pytest.mark.parametrize("d", [1, 3, 64])
 def test_supports_is_honest(driver, d, budget, dtype):
     """What is accepted runs; what is not comes with a reason."""
     (x, a), (y, b) = cloud(17, 9, d), cloud(18, 11, d)

@@ -242,7 +242,7 @@ def needed(row_sums, col_sums, budget):
 @pytest.mark.parametrize("d", [1, 2, 3])
 def test_screened_then_thinned(d, capsys):
     """At blur = spacing: bounds hold after thinning with measured sums, and thinning gets to what is needed."""
-    n, tile, budget = 2048, 16, 2.5e-3
+    n, tile, budget = 1024, 16, 2.5e-3
     source = torch.rand(n, d, generator=generator(0), dtype=torch.float64)
     target = 0.5 + 0.15 * torch.randn(n, d, generator=generator(1), dtype=torch.float64)
     x, y = tiled_clouds(source, target, torch.ones(n), torch.ones(n), tile=tile)
