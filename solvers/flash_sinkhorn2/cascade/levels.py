@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,7 @@ SMALL = 2048  # points a side: solved as they are
 COARSEST_DEPTH = 8  # of a tree: 256 nodes
 DEPTHS_A_LEVEL = 3  # eight times the points a side: coarse levels together cost a fraction of the finest
 BLUR_OF_NODES = 3.0  # times their variance an axis: the least eps that a cloud of centroids resolves
+MOST_RATIO = 5.0  # of eps from the last nodes to the points: where it is larger, the points take it in several steps
 
 
 @dataclass(eq=False)
@@ -63,6 +65,10 @@ def levels(x: TiledCloud, y: TiledCloud, *, eps: float, cost_scale: float) -> li
         found.insert(-1, Level(sides[0], sides[1], max(eps, resolved)))
         if resolved <= eps:  # finer nodes would tell no more
             break
+    ratio = found[-2].eps / eps  # large where points are far apart for eps, or in one or two dimensions
+    steps = math.ceil(math.log(ratio) / math.log(MOST_RATIO))
+    for step in range(steps - 1, 0, -1):
+        found.insert(-1, Level(found[-1].x, found[-1].y, eps * ratio ** (step / steps)))
     return found
 
 
