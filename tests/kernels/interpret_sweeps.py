@@ -22,9 +22,9 @@ CASES = [  # n, m, d, precision, eps, common offset, and the damping of either s
     (70, 65, 130, Precision.FAST, 1.0, 0.0),
     (65, 63, 5, Precision.EXACT, 0.01, 3.0, (0.6, 1.0)),  # row sums far from one: the guarded loop to the end
     (63, 100, 1, Precision.FAST, 0.1, 1e4),
-    (157, 101, 2, Precision.MIXED, 0.01, 0.0),
-    (301, 157, 3, Precision.FAST, 0.05, 0.0),
-    (100, 257, 4, Precision.FAST, 1e-3, 3.0),
+    (101, 65, 2, Precision.MIXED, 0.01, 0.0),
+    (157, 101, 3, Precision.FAST, 0.05, 0.0),
+    (70, 257, 4, Precision.FAST, 1e-3, 3.0),
     (65, 63, 5, Precision.MIXED, 0.1, 1e4, (0.8, 1.0)),
 ]
 DIRECT = [  # many small programs: with updates of both sides at once, or not
@@ -32,7 +32,8 @@ DIRECT = [  # many small programs: with updates of both sides at once, or not
     (False, (70, 257, 3, Precision.EXACT, 1e-4, 0.0)),  # sums leave the plain loop's range at first
     (True, (63, 129, 3, Precision.EXACT, 0.05, 0.0, (0.8, 0.95))),
 ]
-RUNS = [(symmetric, case) for case in CASES for symmetric in (False, True)] + DIRECT
+# each once: kernels are the same for both updates but for what is done with a sum, which every second case shows
+RUNS = [(bool(index % 2), case) for index, case in enumerate(CASES)] + DIRECT
 
 
 def reference(x, y, a, b, eps, damping, symmetric, iterations):
