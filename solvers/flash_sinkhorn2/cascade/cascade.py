@@ -18,6 +18,7 @@ from .levels import Level, levels
 from .lift import lifted
 
 COARSE_TOLERANCE, MOST_COARSE_PASSES = 1e-2, 100
+STEP_TOLERANCE = 5e-3  # of the points at larger eps: where they are sparse is little mass, and takes longest afterwards
 # of a coarser level all of whose pairs are taken, by device: a GPU is through with them sooner than with choosing
 EVERY_TILE_PAIR = {"cuda": 2**20}
 LIFT_BUDGET = 1e-3  # of the mask that such a level then hands on
@@ -94,7 +95,7 @@ def _densely(ladder: list[Level], cost_scale: float, options: Options) -> _Solve
 
 def _from_zero(level: Level, cost_scale: float, tol: float, options: Options, is_last: bool) -> _Solved:
     passes = _over_all_pairs(level, _k(level, cost_scale))
-    goal, limits = _limits(tol, options, is_last)
+    goal, limits = _limits(level, tol, options, is_last)
     found, annealing = annealed(passes, eps=level.eps, cost_scale=cost_scale, tol=goal, options=limits)
     return _Solved(level, passes, found.u, found.v, found, annealing, passes.pairs_done)
 
@@ -103,7 +104,7 @@ def _from_coarser(
     coarser: _Solved, level: Level, cost_scale: float, tol: float, options: Options, is_last: bool
 ) -> _Solved:
     x, y, k = level.x.cloud, level.y.cloud, _k(level, cost_scale)
-    goal, limits = _limits(tol, options, is_last)
+    goal, limits = _limits(level, tol, options, is_last)
     u, v = lifted(coarser.passes, coarser.u, coarser.v, coarser.level, level)
     if is_last:
         u, v = better_start(x, y, u, v, k)
@@ -124,8 +125,11 @@ def _over_all_pairs(level: Level, k: float) -> ScreenedPasses:
     return ScreenedPasses(x, y, k, mask=every_pair(x, y), thins=False)
 
 
-def _limits(tol: float, options: Options, is_last: bool) -> tuple[float, Options]:
-    return (tol, options) if is_last else (COARSE_TOLERANCE, replace(options, max_passes=MOST_COARSE_PASSES))
+def _limits(level: Level, tol: float, options: Options, is_last: bool) -> tuple[float, Options]:
+    if is_last:
+        return tol, options
+    goal = STEP_TOLERANCE if level.x.depth is level.y.depth is None else COARSE_TOLERANCE
+    return goal, replace(options, max_passes=MOST_COARSE_PASSES)
 
 
 def _k(level: Level, cost_scale: float) -> float:
