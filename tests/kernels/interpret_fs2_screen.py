@@ -13,8 +13,8 @@ from solvers.flash_sinkhorn2.lists import triton_mirror
 from solvers.flash_sinkhorn2.screen import mask, planes, triton_planes, triton_thin, triton_walk, walk
 from solvers.flash_sinkhorn2.screen.screen import _costs
 
-CASES = [(400, 250, 3, 16), (130, 90, 2, 4), (50, 400, 1, 8), (150, 130, 6, 8), (1, 40, 3, 8)]  # n, m, d, tile
-CASES += [(40, 150, 2, 8, 1)]  # rows in tiles of their own, as points without weight are
+CASES = [(400, 250, 3, 16), (80, 50, 2, 4), (50, 400, 1, 8), (80, 70, 6, 8), (1, 40, 3, 8)]  # n, m, d, tile
+CASES += [(16, 100, 2, 8, 1)]  # rows in tiles of their own, as points without weight are
 
 
 def problem(n, m, d, tile, row_tile=None):

@@ -21,7 +21,7 @@ CASES = [  # n, m, d, tile, extent in blurs, cost scale, whether clouds fall apa
     (150, 100, 4, 64, 5.0, 2.0, False, 0.6),
     (65, 70, 6, 32, 10.0, 1.0, True, 0.8),
     (30, 20, 5, 8, 10.0, 1.0, False, 0.7),
-    (20, 300, 2, 8, 10.0, 1.0, False, 1.0),  # lists of more than one item
+    (7, 300, 2, 8, 10.0, 1.0, False, 1.0),  # lists of more than one item
 ]
 
 

@@ -12,7 +12,7 @@ from solvers.flash_sinkhorn2.geometry.clouds import TiledCloud, in_kd_order
 from solvers.flash_sinkhorn2.geometry.tree import Tree, kd_tree
 
 CASES = [  # n, d, tile, kind of cloud
-    (1, 3, 32, "uniform"), (31, 2, 32, "uniform"), (299, 1, 8, "lattice"), (301, 2, 8, "far"), (77, 3, 1, "uniform"),
+    (1, 3, 32, "uniform"), (31, 2, 32, "uniform"), (299, 1, 8, "lattice"), (301, 2, 8, "far"), (37, 3, 1, "uniform"),
     (300, 3, 32, "repeated"), (411, 4, 64, "far"), (203, 5, 16, "lattice"), (128, 6, 32, "one point"),
     (401, 3, 32, "columns"), (200, 2, 16, "float64"),
 ]  # fmt: skip
