@@ -35,7 +35,7 @@ class Result:
     pairs add to it, and float32 coordinates within tiles. converged: whether their sum is at most tol.
     n_passes: row or column passes over the points' kept pairs at any eps, and those of coarser levels as the part that
     their pairs are of the last mask's. n_iterations: half of the passes over the points. n_rejected: mixed steps taken
-    back. kept_pairs: of the last mask, a point of x. n_screens: how often pairs of points were chosen.
+    back at eps. kept_pairs: of the last mask, a point of x. n_screens: how often pairs of points were chosen.
     trace: residuals on the points at eps; started: of `solve`, on their clock.
     tile: points a tile. seconds: (points a side, seconds) by level, after (0, sorting and what came before). stalled:
     iterations ended above tol because rounding lets the residual fall no further, not at a limit. Not converged, f and

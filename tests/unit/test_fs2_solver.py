@@ -129,7 +129,14 @@ class TestFamilies:
         print(f"passes {found.n_passes:.1f}, {at_once.n_passes:.1f} at once")
         print(f"rejected {found.n_rejected}, {at_once.n_rejected} at once")
         assert found.converged and residual <= 1e-2 + ROUNDING
-        assert found.n_iterations < 0.5 * at_once.n_iterations and found.n_rejected < at_once.n_rejected
+        assert found.n_passes < 0.8 * at_once.n_passes and found.n_rejected < at_once.n_rejected
+
+    @pytest.mark.parametrize("most", [1, 2, 5, 12])
+    def test_steps_to_a_narrow_blur_are_among_the_iterations_that_are_allowed(self, most):
+        x, y, eps = uniform(2500, 1), normal(2500, 1), (1 / 2500) ** 2
+        found, residual = judged(x, y, eps=eps, tol=1e-2, max_iterations=most)
+        assert not found.converged and found.n_iterations == most
+        assert residual <= found.residual + found.omitted + ROUNDING
 
     @pytest.mark.parametrize("name", ["square", "uneven weights"])
     def test_coarser_levels_over_all_their_pairs(self, name, monkeypatch):
@@ -171,7 +178,8 @@ class TestFamilies:
         assert sum(check.residual > 2 for check in found.trace) <= 1  # the plan's mass and a's: 14 if they were
 
     def test_sparse_points_in_tiles_of_their_own_take_fewer_passes(self, monkeypatch):
-        """The tails of a normal cloud, in tiles many blurs wide, are what passes wait for."""
+        """The tails of a normal cloud, in tiles many blurs wide, are what passes wait for: most, at eps at once."""
+        monkeypatch.setattr(levels, "MOST_RATIO", 1e9)
         n = 4096
         x, y = uniform(n, 2), 0.5 + 0.25 * rng(1).standard_normal((n, 2))
         found, residual = judged(x, y, eps=1 / n, tol=5e-3)

@@ -32,7 +32,7 @@ class Cascade:
     """How the points were solved.
 
     passes: those of the points, with their last mask; annealing: passes over the points at larger eps; coarse_pairs:
-    point pairs that passes of coarser levels went over; seconds by level, coarsest first, the points last.
+    point pairs that passes of levels of nodes went over; seconds by level, coarsest first, the points last.
     """
 
     outcome: Outcome
@@ -45,7 +45,7 @@ class Cascade:
 @dataclass(eq=False)
 class _Solved:
     """A level with its potentials in base 2, and the passes whose tile pairs the next level meets. outcome: of
-    iterations here; annealing: passes at larger eps; pairs: of points, that all passes went over."""
+    iterations here; annealing: passes over its points at larger eps; pairs: of points, that passes here went over."""
 
     level: Level
     passes: ScreenedPasses
@@ -55,12 +55,16 @@ class _Solved:
     annealing: int
     pairs: float
 
+    @property
+    def passes_of_points(self) -> int:
+        return self.annealing + self.outcome.n_passes if self.outcome and self.level.is_of_points else 0
+
 
 def solve_levels(
     x: TiledCloud, y: TiledCloud, *, eps: float, cost_scale: float, tol: float, options: Options
 ) -> Cascade:
-    """The points at `eps`, to `tol` or the limits of `options`; coarser levels to what a start is worth. Once late, the
-    next level is the points."""
+    """The points at `eps`, to `tol` or the limits of `options`; coarser levels to what a start is worth. Once late, or
+    where the points have no passes to spare, the next level is the points at `eps`."""
     started, coarse_pairs = time.perf_counter(), 0.0
     seconds: list[tuple[int, float]] = []
     ladder = levels(x, y, eps=eps, cost_scale=cost_scale)
@@ -72,16 +76,18 @@ def solve_levels(
         if at.level is last:
             break
         started = time.perf_counter()
-        coarse_pairs += at.pairs
-        level = last if options.is_late else ladder[ladder.index(at.level) + 1]
+        coarse_pairs += 0.0 if at.level.is_of_points else at.pairs
+        level = ladder[ladder.index(at.level) + 1]
+        if options.is_late or (level.is_of_points and at.passes_of_points + 4 > options.max_passes):
+            level = last
         at = _from_coarser(at, level, cost_scale, tol, options, level is last)
     assert at.outcome is not None
     return Cascade(at.outcome, at.passes, at.annealing, coarse_pairs, seconds)
 
 
 def _densely(ladder: list[Level], cost_scale: float, options: Options) -> _Solved | None:
-    """The finest of the coarser levels that is for the dense solver; None if none is, or it did not get there."""
-    level = next(filter(is_dense, reversed(ladder[:-1])), None)
+    """The finest level of nodes that is for the dense solver; None if none is, or it did not get there."""
+    level = next((level for level in reversed(ladder) if is_dense(level) and not level.is_of_points), None)
     found = level and solved_densely(level, cost_scale=cost_scale, options=options)
     if not (level and found):
         return None
@@ -95,7 +101,7 @@ def _densely(ladder: list[Level], cost_scale: float, options: Options) -> _Solve
 
 def _from_zero(level: Level, cost_scale: float, tol: float, options: Options, is_last: bool) -> _Solved:
     passes = _over_all_pairs(level, _k(level, cost_scale))
-    goal, limits = _limits(level, tol, options, is_last)
+    goal, limits = _limits(level, tol, options, is_last, 0)
     found, annealing = annealed(passes, eps=level.eps, cost_scale=cost_scale, tol=goal, options=limits)
     return _Solved(level, passes, found.u, found.v, found, annealing, passes.pairs_done)
 
@@ -104,7 +110,8 @@ def _from_coarser(
     coarser: _Solved, level: Level, cost_scale: float, tol: float, options: Options, is_last: bool
 ) -> _Solved:
     x, y, k = level.x.cloud, level.y.cloud, _k(level, cost_scale)
-    goal, limits = _limits(level, tol, options, is_last)
+    taken = coarser.passes_of_points
+    goal, limits = _limits(level, tol, options, is_last, taken)
     u, v = lifted(coarser.passes, coarser.u, coarser.v, coarser.level, level)
     if is_last:
         u, v = better_start(x, y, u, v, k)
@@ -117,7 +124,7 @@ def _from_coarser(
         budget = FIRST_LASTING_SHARE * goal if options.lasting else FIRST_BUDGET
         passes.refresh(u, v, budget, limited=is_last and options.limits_pairs)
         found = iterate(passes, u, v, tol=goal, options=limits, robust=False)
-    return _Solved(level, passes, found.u, found.v, found, 0, passes.pairs_done)
+    return _Solved(level, passes, found.u, found.v, found, taken, passes.pairs_done)
 
 
 def _over_all_pairs(level: Level, k: float) -> ScreenedPasses:
@@ -125,11 +132,13 @@ def _over_all_pairs(level: Level, k: float) -> ScreenedPasses:
     return ScreenedPasses(x, y, k, mask=every_pair(x, y), thins=False)
 
 
-def _limits(level: Level, tol: float, options: Options, is_last: bool) -> tuple[float, Options]:
+def _limits(level: Level, tol: float, options: Options, is_last: bool, taken: int) -> tuple[float, Options]:
+    """taken: passes over the points at larger eps, which count."""
     if is_last:
-        return tol, options
-    goal = STEP_TOLERANCE if level.x.depth is level.y.depth is None else COARSE_TOLERANCE
-    return goal, replace(options, max_passes=MOST_COARSE_PASSES)
+        return tol, replace(options, max_passes=options.max_passes - taken)
+    if level.is_of_points:
+        return STEP_TOLERANCE, replace(options, max_passes=min(MOST_COARSE_PASSES, options.max_passes - taken - 2))
+    return COARSE_TOLERANCE, replace(options, max_passes=MOST_COARSE_PASSES)
 
 
 def _k(level: Level, cost_scale: float) -> float:

@@ -47,6 +47,10 @@ class Level:
     y: Side
     eps: float
 
+    @property
+    def is_of_points(self) -> bool:
+        return self.x.depth is self.y.depth is None
+
 
 def levels(x: TiledCloud, y: TiledCloud, *, eps: float, cost_scale: float) -> list[Level]:
     """Coarsest first, the points at `eps` last. Nodes are solved at an eps that they resolve, `eps` at least."""
