@@ -143,10 +143,14 @@ def list_all(arguments: Sequence[str]) -> int:
         found = compose.names(group, config_dirs)
         width = max(map(len, found), default=0)
         for name, path in sorted(found.items()):
-            problem = compose.load_problem(name, config_dirs) if group == "problem" else None
-            raw = compose.load_yaml(path) if problem is None else {key: problem.label, "_target_": problem.target}
-            console.print(Text(f"  {name:<{width}}  {raw.get(key) or raw.get('_target_', '')}"), soft_wrap=True)
-            for setting, (value, words) in (settings_of(problem) if problem else {}).items():
+            if group == "problem":
+                problem = compose.load_problem(name, config_dirs)
+                what, own = problem.label or problem.target, settings_of(problem)
+            else:
+                raw = compose.load_yaml(path)
+                what, own = raw.get(key) or raw.get("_target_", ""), {}
+            console.print(Text(f"  {name:<{width}}  {what}"), soft_wrap=True)
+            for setting, (value, words) in own.items():
                 line = f"  {'':<{width}}    problem_params.{name}.{setting}={value}: {words}"
                 console.print(Text(line, style="dim"), soft_wrap=True)
     return 0

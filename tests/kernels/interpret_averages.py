@@ -21,7 +21,7 @@ CASES = [  # n, m, d, precision, eps, common offset, columns of values, motions 
     (65, 63, 5, Precision.MIXED, 2.0, 3.0, 2, EACH),
     (65, 63, 40, Precision.MIXED, 20.0, 0.0, 9, ("w", "both")),
     (65, 63, 40, Precision.FAST, 20.0, 0.0, 9, ("v", "both")),
-    (65, 63, 130, Precision.EXACT, 60.0, 0.0, 150, ()),
+    (65, 63, 130, Precision.EXACT, 60.0, 0.0, 150, ("both",)),
 ]
 
 
